@@ -9,8 +9,10 @@ _INTERRUPTED = 130
 def main() -> int:
     """Run the command line and return the exit code; Ctrl-C leaves no traceback, even while it is being loaded."""
     try:
-        from fastfuse.cli.main import main as run
+        from fastfuse.cli.startup import loading
 
+        with loading():
+            from fastfuse.cli.main import main as run
         return run()
     except KeyboardInterrupt:
         return _INTERRUPTED

@@ -8,13 +8,13 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fastfuse.cli.startup import PROGRAM_FD, environment_without
+from fastfuse.cli.startup import IS_TEMPORARY, PROGRAM_FD, environment_without
 from fastfuse.errors import AccessError, ConfigurationError, FastfuseError, MountError, SourceError
 from fastfuse.filesystem.mounting.mountpoint import bdi_number, is_mounted, unmount
 from fastfuse.filesystem.talking.control import ask_status, entry_of
@@ -119,9 +119,11 @@ def mount(source: str, path: str | os.PathLike[str] | None = None, **options: Op
     place = (_temporary_directory() if path is None else Path(path)).absolute()
     # The daemon ends once nobody has the writing end: neither this process nor what it forks or becomes (exec).
     reading_fd, program_fd = _inheritable_pipe()
+    variables = {PROGRAM_FD: str(reading_fd)} | ({IS_TEMPORARY: "1"} if path is None else {})
     command = error = None
     try:
-        command = _started("mount", "--daemon", *words, "--", source, str(place), left_out=left_out, fd=reading_fd)
+        words = ["mount", "--daemon", *words, "--", source, str(place)]
+        command = _started(words, left_out=left_out, variables=variables, fd=reading_fd)
         stderr = command.communicate()[1]
         error = _error_of(command.returncode, stderr)
         if error is not None:
@@ -187,12 +189,14 @@ def _words(name: str, value: Option) -> list[str]:
     return [f"{option}={one}" for one in value]
 
 
-def _started(*words: str, left_out: Sequence[str], fd: int) -> subprocess.Popen[str]:
+def _started(
+    words: Sequence[str], *, left_out: Sequence[str], variables: Mapping[str, str], fd: int
+) -> subprocess.Popen[str]:
     # -P: a file of the caller's directory must not take the place of a module.
     command = [sys.executable, "-P", "-m", "fastfuse", *words]
     without = {f"FASTFUSE_{name.upper()}" for name in (*_RESERVED, *left_out)}
-    environment = environment_without(without | {"PYTHONINSPECT"})  # it would end with a prompt, and not with its code
-    environment[PROGRAM_FD] = str(fd)
+    # PYTHONINSPECT: it would end with a prompt, and not with its code.
+    environment = environment_without(without | {"PYTHONINSPECT", IS_TEMPORARY}) | dict(variables)
     try:
         return subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,

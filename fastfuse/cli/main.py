@@ -98,6 +98,7 @@ def _serve(settings: MountSettings, ready: Callable[[int], None] | None) -> int:
 
 def _serve_in_background(settings: MountSettings, logs: LogConfig) -> int:
     child = startup.fork()
+    settings = replace(settings, is_temporary=bool(os.environ.pop(startup.IS_TEMPORARY, "")))
     try:
         heard = log.configure(logs, syslog=log.SYSLOG)
         child.relay_logs(log.formatter(logs))

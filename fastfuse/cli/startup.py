@@ -64,12 +64,20 @@ def has_working_directory() -> bool:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Load modules without searches for garbage in between, which take a tenth of the start of a mount."""
+    """Load modules without searches for garbage in between, which take a tenth of the start of a mount.
+
+    An interrupt ends the process: an exception may be shown or lost where Python calls what a module has defined.
+    """
     gc.disable()
+    is_heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_heeded:
+        signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))
     try:
         yield
     finally:
         gc.enable()
+        if is_heeded:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # No line holds it: log lines have their control characters escaped.
@@ -77,9 +85,11 @@ _READY: Final = b"\0"
 _READ_BYTES: Final = 64 * 1024
 # The variable with which a Python program that mounts names its pipe, see `_end_with_program`.
 PROGRAM_FD: Final = "_FASTFUSE_PROGRAM_FD"
+# The variable with which it says that it has made the mountpoint, and nobody else needs it.
+IS_TEMPORARY: Final = "_FASTFUSE_IS_TEMPORARY"
 # A process that the child left behind may hold the other end of the pipe open, so that it has no end.
 _LOOK_EVERY_S: Final = 1.0
-_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Startup:
@@ -181,10 +191,10 @@ def _end_with_program(fd: int) -> None:
 def _wait(child: int, reader: int, mask: Collection[int]) -> NoReturn:
     from fastfuse.filesystem.processes.children import is_over_within
 
-    def end(*_: object) -> None:
+    def end(number: int, _: object) -> None:
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGTERM)
-        sys.exit(128 + signal.SIGINT)
+        sys.exit(128 + number)
 
     # A signal that ends the parent has to end the child, too, which heeds none of the terminal's.
     for number in _ENDING:

@@ -157,6 +157,8 @@ class Supervisor:
             finally:
                 exit_code = self._take_down()
             self._recent.tell_summary()
+            if settings.is_temporary:
+                self._place.abandon()
             return exit_code
         except BaseException:
             if not self._recent.mounted_at:
@@ -199,7 +201,9 @@ class Supervisor:
         except OSError as error:
             _log.warning("hints ('fastfuse hint', fastfuse.hints) are not taken: no socket: %s", error)
 
-    def _fork(self, work: Callable[[], object], *, kept: socket.socket | None = None) -> int:
+    def _fork(
+        self, work: Callable[[], object], *, kept: socket.socket | None = None, takes_orders: bool = False
+    ) -> int:
         """Fork a child that closes our sockets but one, `kept`: a copy would keep clients from seeing their end."""
 
         def without_sockets() -> None:
@@ -213,7 +217,7 @@ class Supervisor:
             self._place.close()
             work()
 
-        return fork_child(without_sockets)
+        return fork_child(without_sockets, takes_orders=takes_orders)
 
     def _fork_endpoint(self, work: Callable[[], object]) -> int:
         """Fork a child that closes our files, too: it would keep the connection to the kernel, and old tables."""
@@ -227,7 +231,7 @@ class Supervisor:
                     os.close(fd)
             work()
 
-        return self._fork(without_files, kept=self._endpoint.listener)
+        return self._fork(without_files, kept=self._endpoint.listener, takes_orders=True)
 
     def _start_worker(self) -> None:
         """Fork a worker and wait until it serves.
@@ -265,7 +269,7 @@ class Supervisor:
             run_worker(task)
 
         with credentials:
-            self._worker.start(lambda messages: self._fork(partial(work, messages)))
+            self._worker.start(lambda messages: self._fork(partial(work, messages), takes_orders=True))
 
     def _every_second(self) -> None:
         """Tell the service manager that this process lives, and look at what the worker does."""

@@ -510,13 +510,20 @@ class TestHelp:
         assert words[:2] == ["fastfuse", command]
         assert {word for word in words if word.startswith("-")} <= known
 
-    def test_ctrl_c_before_the_command_line_is_loaded_leaves_no_traceback(self) -> None:
+    @pytest.mark.parametrize(
+        ("module", "place"),
+        [("startup", "find_spec"), ("main", "find_spec"), ("main", "__del__")],  # Python goes on after the last
+    )
+    def test_ctrl_c_before_the_command_line_is_loaded_leaves_no_traceback(self, module: str, place: str) -> None:
         code = (
             "import runpy, signal, sys\n"
             "class Interrupted:\n"
+            "    def find_spec(self, name, *_): pass\n"
+            f"    def {place}(self, *_): signal.raise_signal(signal.SIGINT)\n"
+            "class Finder:\n"
             "    def find_spec(self, name, *_):\n"
-            "        if name == 'fastfuse.cli.main': signal.raise_signal(signal.SIGINT)\n"
-            "sys.meta_path.insert(0, Interrupted())\n"
+            f"        if name == 'fastfuse.cli.{module}': Interrupted().find_spec(name)\n"
+            "sys.meta_path.insert(0, Finder())\n"
             "runpy.run_module('fastfuse', run_name='__main__')"
         )
         done = interpreted(code)

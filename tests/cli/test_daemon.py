@@ -233,11 +233,11 @@ def test_a_child_that_ends_before_readiness_without_a_word_is_reported(daemon: D
     assert failed.stderr == f"fastfuse: error: the daemon was {how} before the mount was ready\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_interrupting_the_wait_ends_the_child_too(daemon: Daemon, number: signal.Signals) -> None:
     with daemon.waited_for("await_release(); return 0") as (parent, _):
         parent.send_signal(number)
-        assert parent.wait(WAIT_S) == 130
+        assert parent.wait(WAIT_S) == 128 + number
 
 
 FORK_AND_SIGNAL = """
@@ -251,7 +251,7 @@ os.fork = fork_and_signal
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_right_after_the_fork_ends_the_child_too(daemon: Daemon, number: signal.Signals) -> None:
     python, option, driver, *words = daemon.command("await_release(); return 0", "--log-file", str(daemon.log_file))
     command = [python, option, FORK_AND_SIGNAL.replace("NUMBER", str(int(number))) + driver, *words]
@@ -259,7 +259,7 @@ def test_a_signal_right_after_the_fork_ends_the_child_too(daemon: Daemon, number
     try:
         with Forked[str](command, stdin=subprocess.DEVNULL, pass_fds=[theirs]) as parent:
             os.close(theirs)
-            assert parent.wait(WAIT_S) == 130
+            assert parent.wait(WAIT_S) == 128 + number
         assert select.select([ours], [], [], WAIT_S)[0], "the child is still there"
     finally:
         os.close(ours)

@@ -11,6 +11,7 @@ from contextlib import aclosing, closing, contextmanager
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -19,9 +20,15 @@ import trio
 from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, create_chain
 from bench.s3server.faults import ACCESS_DENIED, EXPIRED_TOKEN, Stall
 from fastfuse.errors import AccessError, FastfuseError, ServiceError
-from fastfuse.filesystem.processes import credential_finder
-from fastfuse.filesystem.processes.children import NoRoomError, fork_child, wait_child
-from fastfuse.filesystem.processes.credential_finder import CredentialFinder, ask_for_credentials, credentials_of
+from fastfuse.filesystem.processes import children, credential_finder
+from fastfuse.filesystem.processes.children import NoRoomError, ask_child, fork_child, wait_child
+from fastfuse.filesystem.processes.credential_finder import (
+    CredentialFinder,
+    ask_for_credentials,
+    credentials_of,
+    give_up_rights,
+    packed,
+)
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
@@ -126,6 +133,27 @@ def test_a_slow_program_is_given_up_before_the_deadline_of_a_read_and_not_before
             with pytest.raises(ServiceError, match=r"did not come within 0\.15 s"):
                 found.ask()
         assert credentials_of(credential_finder._found(found.session)).access_key == "AKIASLOW"
+
+
+def test_the_program_of_a_daemon_heeds_a_terminals_ctrl_c(
+    aws_environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon ignores it, and leaves to its parent what it means."""
+    configure(tmp_path / "reply", process_reply("AKIAPROGRAM", timedelta(hours=1)))
+    program = f"sh -c 'grep SigIgn: /proc/self/status >{tmp_path}/signals; cat {tmp_path}/reply'"
+    configure(aws_environment, f"[profile process]\ncredential_process = {program}\n")
+    monkeypatch.setattr(children, "UNHEEDED", children.UNHEEDED | {signal.SIGINT})
+    with desk("process") as found:
+        session = found.session
+
+        def ask() -> dict[str, Any]:
+            give_up_rights(session, lambda: None)
+            assert session.credentials is not None
+            return packed(trio.run(session.credentials.current))
+
+        assert ask_child(ask, "it")["access_key"] == "AKIAPROGRAM"
+    ignored = int((tmp_path / "signals").read_text().split()[1], 16)
+    assert not ignored >> signal.SIGINT - 1 & 1
 
 
 @pytest.mark.parametrize(

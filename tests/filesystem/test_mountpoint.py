@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from io import FileIO
 from pathlib import Path
@@ -52,6 +52,15 @@ def place(tmp_path: Path) -> Path:
     """A directory to mount on, in one that a test may use."""
     (tmp_path / "place").mkdir()
     return tmp_path / "place"
+
+
+@contextmanager
+def descriptor(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 @contextmanager
@@ -108,6 +117,17 @@ def test_an_empty_directory_is_returned_without_links(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     for name in ("real", "link", "link-to-link", "real/../link"):
         assert prepare_mountpoint(Path(name), create_parents=False) == (tmp_path / "real").resolve()
+
+
+@pytest.mark.fuse
+def test_of_processes_that_mount_at_one_place_at_once_one_does(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of a launcher's tasks may begin with a mount."""
+    with Place(place).target(), descriptor(place) as fd, pytest.raises(BlockingIOError):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with ExitStack() as mounts:
+        monkeypatch.setattr(fcntl, "flock", lambda *_: mounts.enter_context(kernel_mount(place, "tmpfs")))
+        with pytest.raises(MountError, match="is a mountpoint already, of type tmpfs"), Place(place).target():
+            pass
 
 
 def test_what_takes_the_place_of_the_directory_that_was_prepared_is_not_mounted_on(tmp_path: Path) -> None:

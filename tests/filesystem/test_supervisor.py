@@ -1,6 +1,7 @@
 """The supervisor through real mounts: deaths in a row, lost connections, interrupted listings, its endpoint."""
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjec
 from bench.s3server.faults import Action, Delay
 from fastfuse.errors import MountError
 from fastfuse.filesystem.mounting.mountpoint import find_mount, unmount
+from fastfuse.filesystem.processes.children import STOPPING
 from fastfuse.filesystem.processes.hang_report import is_held
 from fastfuse.filesystem.talking.control import ask_status, entry_of
 from tests import mounting
@@ -526,7 +528,7 @@ def test_a_terminal_that_hangs_up_or_interrupts_the_listing_ends_a_daemon_that_i
                 os.write(ours, b"\x03")
                 parent.wait(60)
             os.close(ours)
-            assert parent.wait(60) == 130
+            assert parent.wait(60) == 128 + (signal.SIGINT if is_interrupted else signal.SIGHUP)
             wait_for_end(os.dup(pid_fd))
             assert find_mount(place) is None
             assert not place.exists()
@@ -566,6 +568,19 @@ def test_a_metrics_endpoint_that_dies_is_started_again_and_does_not_keep_the_con
         subprocess.run(["umount", "-f", mount.path], check=True)
         assert mount.wait() == 0
         assert mount.log.count("was unmounted") == 1
+
+
+def test_a_signal_to_every_process_of_a_mount_is_for_its_supervisor_alone(server: LoopbackServer) -> None:
+    """As systemd, Slurm and a terminal send it."""
+    with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0") as mount:
+        children = mount.children()
+        for child, number in itertools.product(children, STOPPING | {signal.SIGHUP}):
+            os.kill(child, number)
+        assert Scrape(mount.metrics_port())["worker_respawns_total",] == 0
+        assert (mount.path / "b").read_bytes() == b"b"
+        assert mount.children() == children
+        assert mount.stop() == 0
+        assert "ERROR" not in mount.log
 
 
 def test_every_process_of_a_mount_follows_a_log_file_that_is_moved_away(server: LoopbackServer, tmp_path: Path) -> None:

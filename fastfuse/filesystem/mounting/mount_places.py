@@ -1,5 +1,6 @@
 """Where a session is mounted, and by whom: this process, a helper with the rights for it, or whoever started us."""
 
+import fcntl
 import json
 import logging
 import mmap
@@ -76,16 +77,18 @@ class Place:
     def target(self) -> Iterator[str]:
         """Yield the directory, by a name that leads nowhere else if its owner puts a link in its place.
 
-        Where fusermount3 mounts, that is the path: it takes care of links itself.
+        Where fusermount3 mounts, that is the path: it takes care of links itself. No other process of ours mounts there
+        meanwhile.
         """
-        if not may_mount():
-            yield str(self.mountpoint)
-            return
         try:
             fd = os.open(self.mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError as error:
             raise MountError(f"{self.mountpoint} cannot be mounted on: {error.strerror}") from error
         try:
+            self._claim(fd)
+            if not may_mount():
+                yield str(self.mountpoint)
+                return
             name = f"/proc/self/fd/{fd}"
             if os.readlink(name) != str(self.mountpoint) or os.listdir(fd):
                 raise MountError(f"{self.mountpoint} is no longer an empty directory", hint="see who changes it")
@@ -93,6 +96,13 @@ class Place:
             yield name
         finally:
             os.close(fd)
+
+    def _claim(self, fd: int) -> None:
+        """Lock the directory until `fd` is closed: tasks of a launcher may all mount there, and have found it empty."""
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        if find_mount(self.mountpoint) is not None:
+            prepare_mountpoint(self.mountpoint, create_parents=False)
 
     def is_mounted(self, device: str, *, is_connected: bool) -> bool:
         """Return whether the mount is there, whose connection still lives or has ended.
@@ -283,7 +293,7 @@ def place_for(settings: MountSettings) -> Place:
     mountpoint = prepare_mountpoint(
         settings.mountpoint, create_parents=settings.create_parents, created=created, keeps_dead=True
     )
-    place = Place(mountpoint, created)
+    place = Place(mountpoint, [mountpoint] if settings.is_temporary else created)
     try:
         check_device()
         found = obstacle(mountpoint, allow_other=settings.allow_other)

@@ -40,6 +40,8 @@ class MountSettings:
 
     source: S3Uri
     mountpoint: Path
+    # The mountpoint was made for this mount, and goes with it.
+    is_temporary: bool = False
     connection: ConnectionConfig
     origin: IndexOrigin
     # The local tier, or None.

@@ -96,6 +96,9 @@ def give_up_rights(session: S3Session, save: Callable[[], None]) -> Callable[[],
     child = fork()
     if child:
         ours.close()
+        # A terminal's Ctrl-C ends a `credential_process` that hangs, though a daemon ignores it: a program starts with
+        # the default of a signal that is handled, and ignores one that is ignored.
+        signal.signal(signal.SIGINT, lambda *_: None)
         try:
             with theirs, suppress(ConnectionError):
                 confine(session)

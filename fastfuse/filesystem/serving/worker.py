@@ -1,7 +1,8 @@
 """Serve requests: map the table, own the S3 client and the read engine, and die at any time without loss.
 
-The worker's state can be rebuilt, so it reports only through the shared counters. It ignores the supervisor's signals:
-it lives until its session ends, or until it is killed. After a refresh it is handed another table through a socket.
+The worker's state can be rebuilt, so it reports only through the shared counters. It takes no signal that ends a
+supervisor (`processes.children.fork_child`): it lives until its session ends, or until it is killed. After a refresh it
+is handed another table through a socket.
 
 One thread takes the requests and answers them; others, without the interpreter, write large answers
 (`filesystem.kernel.replies`) and fetch (`filesystem.kernel.direct_reads`). A second process, or a loop of our own,
@@ -16,7 +17,6 @@ import logging
 import mmap
 import os
 import resource
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -105,8 +105,6 @@ class WorkerTask:
 
 def run_worker(task: WorkerTask) -> None:
     """Serve the inherited session until it ends; the caller has just forked this process."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)  # systemd sends them to every process; the supervisor decides
     faulthandler.register(DUMP_SIGNAL, task.dump_fd, all_threads=True)
     tune_malloc()
     # Shells give 1,024 descriptors, for programs that use select(), and allow more.

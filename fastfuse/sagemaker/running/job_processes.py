@@ -91,6 +91,8 @@ class ChildProcess:
 
     def ended(self, exit_code: int, phases: Phases) -> None:
         self.exit_code = exit_code
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)  # a `credential_process` that hangs
         self._take(phases)
         os.close(self._told_fd)
 

@@ -10,6 +10,10 @@ import pytest
 
 from bench.s3server import FaultRule, LoopbackServer, Stall
 from fastfuse.filesystem.mounting.mountpoint import fastfuse_mounts, find_mount
+from fastfuse.filesystem.processes.children import wait_child
+from fastfuse.sagemaker.running import job_processes
+from fastfuse.sagemaker.running.job_processes import ChildProcess
+from fastfuse.sagemaker.running.phases import Phases
 from tests.filesystem.waiting import wait_for_end
 from tests.mounting import tmpfs
 from tests.sagemaker.running.jobs import CHECKSUMS, Job, Run, channel, checksums
@@ -238,3 +242,14 @@ def test_twenty_channels_are_one_tree_that_ends_as_one(run: Run) -> None:
         for end in ends:
             wait_for_end(end)
         assert not [path for path in fastfuse_mounts() if path.is_relative_to(job.data)]
+
+
+def test_a_program_that_a_process_of_a_run_leaves_behind_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a `credential_process` that hangs."""
+    monkeypatch.setattr(job_processes, "raise_sigio", lambda _: None)
+    ours, theirs = os.pipe()
+    process = ChildProcess(lambda: subprocess.Popen(["sleep", "600"], pass_fds=[theirs]).poll())
+    os.close(theirs)
+    process.ended(wait_child(process.pid), Phases(is_json=False))
+    assert process.exit_code == 0
+    wait_for_end(ours)
