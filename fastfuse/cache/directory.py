@@ -11,7 +11,6 @@ import logging
 import os
 import sqlite3
 import stat
-import time
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -23,6 +22,7 @@ from fastfuse.cache.settings import CacheSettings
 from fastfuse.cache.shared import add
 from fastfuse.cgroup import memory_limit_bytes
 from fastfuse.errors import ConfigurationError
+from fastfuse.locks import lock
 from fastfuse.sizes import format_size
 
 _log = logging.getLogger(__name__)
@@ -35,7 +35,6 @@ _FILTERED_BYTES, _MIN_FILTER_BYTES, _MAX_FILTER_BYTES = 16 << 10, 4 << 10, 32 <<
 _ADDED_AT_ONCE = 4096
 # Another mount makes the files in less; a worker that waited for its lock any longer would be killed as hung.
 _MADE_WITHIN_S, _OPENED_WITHIN_S = 10.0, 1.0
-_LOCK_RETRY_S = 0.02
 # <linux/magic.h>: TMPFS_MAGIC and RAMFS_MAGIC.
 _IN_MEMORY = {0x01021994, 0x858458F6}
 _MAX_LINKS = 40  # as the kernel (path_resolution(7))
@@ -168,23 +167,6 @@ def _open(path: Path) -> int:
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
-def _lock(fd: int, how: int, within_s: float) -> None:
-    """Lock a file for this process; whoever may open it can hold its lock for ever.
-
-    Raises:
-        TimeoutError: another process held it for so long.
-    """
-    until_s = time.monotonic() + within_s
-    while True:
-        try:
-            fcntl.flock(fd, how | fcntl.LOCK_NB)
-            return
-        except BlockingIOError as error:
-            if time.monotonic() >= until_s:
-                raise TimeoutError(f"another process has held its lock for {within_s:g} s") from error
-        time.sleep(_LOCK_RETRY_S)  # noqa: TID251 - no wait for a lock has an end
-
-
 def _enter(settings: CacheSettings, claims_fd: int, *, fills: bool) -> CacheSettings:
     """Lock the directory if this process `fills` it; return the settings with the size that all processes keep to."""
     if fills:
@@ -192,7 +174,7 @@ def _enter(settings: CacheSettings, claims_fd: int, *, fills: bool) -> CacheSett
             fcntl.flock(claims_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.pwrite(claims_fd, settings.size_bytes.to_bytes(8), 0)
     # Whoever clears a damaged index, or sets the size, takes it alone for a moment.
-    _lock(claims_fd, fcntl.LOCK_SH, _OPENED_WITHIN_S)
+    lock(claims_fd, fcntl.LOCK_SH, _OPENED_WITHIN_S)
     size_bytes = int.from_bytes(os.pread(claims_fd, 8, 0)) or settings.size_bytes
     if not fills:
         fcntl.flock(claims_fd, fcntl.LOCK_UN)  # a mount that begins meanwhile decides on the size
@@ -274,7 +256,7 @@ def _make_files(path: Path, directory_fd: int, limit_bytes: int) -> None:
     fd = _make(_FILTER, directory_fd)
     try:
         # Another mount may be making the same files. Anybody could lock the directory.
-        _lock(fd, fcntl.LOCK_EX, _MADE_WITHIN_S)
+        lock(fd, fcntl.LOCK_EX, _MADE_WITHIN_S)
         _make_index(path, directory_fd, fd)
         if not os.fstat(fd).st_size:
             _fill_filter(fd, directory_fd, limit_bytes)

@@ -28,11 +28,14 @@ from fastfuse.filesystem.mounting.mountpoint import (
 )
 from fastfuse.filesystem.mounting.preflight import DEVICE_NUMBER, check_device, may_mount, obstacle
 from fastfuse.filesystem.processes.children import heard
+from fastfuse.locks import lock
 
 _log = logging.getLogger(__name__)
 
 # A helper looks whether a mount that does not answer lives, for 10 s at most.
 _HELPER_WITHIN_S: Final = 30.0
+# mount(2) and fusermount3 take milliseconds.
+_CLAIM_WITHIN_S: Final = 2.0
 # The kernel sends INIT as it mounts.
 _INIT_WITHIN_S: Final = 5.0
 
@@ -98,9 +101,12 @@ class Place:
             os.close(fd)
 
     def _claim(self, fd: int) -> None:
-        """Lock the directory until `fd` is closed: tasks of a launcher may all mount there, and have found it empty."""
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        """Lock the directory until `fd` is closed: tasks of a launcher may all mount there, and have found it empty.
+
+        One that stays locked is mounted on all the same: whoever has started us may hold it.
+        """
+        with suppress(OSError):  # it stays locked, or its file system has no locks
+            lock(fd, fcntl.LOCK_EX, _CLAIM_WITHIN_S)
         if find_mount(self.mountpoint) is not None:
             prepare_mountpoint(self.mountpoint, create_parents=False)
 
