@@ -16,6 +16,7 @@ from unittest.mock import Mock
 
 import pytest
 import typer
+from typer.core import TyperArgument
 from typer.testing import CliRunner
 
 from fastfuse import __version__
@@ -496,10 +497,9 @@ class TestHelp:
             variables = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
             for word in [*(name for name in parameter.opts if name.startswith("-")), *variables]:
                 assert re.search(rf"(?<![\w-]){word}(?![\w-])", output), word
-            kind = parameter.type_descriptor.annotation
             # The values of an option are shown by typer.
-            if parameter.param_type_name == "argument" and issubclass(kind, Enum):
-                assert all(value in parameter.help for value in kind)
+            if isinstance(parameter, TyperArgument) and issubclass(kind := parameter.type_descriptor.annotation, Enum):
+                assert all(value in (parameter.help or "") for value in kind)
 
     @pytest.mark.parametrize("command", COMMANDS)
     def test_help_is_examples_and_then_at_most_a_screen_of_options_that_exist(self, command: str) -> None:
