@@ -70,8 +70,9 @@ soak: $(VENV)/.bench ## Disturb a mount in every way while every byte is compare
 	nice $(BIN)/python -m bench.soak --seconds $(SOAK_SECONDS) --seed $(SOAK_SEED)
 	nice $(BIN)/python -m bench.soak.flips
 
+# A job that is ended by its own time-out is taken down; one that is ended with pytest leaves its daemons.
 launchers: $(VENV)/.launchers | system-slurm ## Run jobs under a real Slurm (Debian's slurm-wlm and munge), torchrun and Ray (5 minutes).
-	$(BIN)/pytest -m launchers tests/launchers
+	$(BIN)/pytest -o faulthandler_timeout=600 -m launchers tests/launchers
 
 report-test: $(VENV)/.dev | system-chromium ## Open the page of `fastfuse report` in a real browser (takes Debian's chromium; a minute).
 	$(BIN)/pytest -m chromium tests/report

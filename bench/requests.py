@@ -175,7 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("only root can make the kernel forget names, so that each is looked up")
     print(", ".join(f"{name} {value}" for name, value in describe().items()))
     costs = _watched(options.count, options.runs) if options.watched else _measured(options.count, options.runs)
-    print(f"\n{options.count:,} of each, a tenth of it of 1 MiB; medians of {options.runs} runs\n")
+    sizes = "reads of 4 KiB that hit" if options.watched else "of each, a tenth of it of 1 MiB"
+    print(f"\n{options.count:,} {sizes}; medians of {options.runs} runs\n")
     print("| | daemon's CPU, µs | caller waits, µs |\n|---|---:|---:|")
     for name, found in costs.items():
         cpu_us = statistics.median(cost.cpu_us for cost in found)

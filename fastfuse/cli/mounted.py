@@ -252,7 +252,7 @@ def report(
 ) -> int:  # fmt: skip
     """Write one HTML page of what a mount or a job did.
 
-    The page covers the last hours and needs no network and no server. It takes pygal: pip install 'fastfuse[report]'.
+    The page covers the last hours and needs no network and no server. It takes pygal.
     """
     from fastfuse.report import records
 
@@ -284,6 +284,6 @@ def _page(record: "Record") -> str:
         from fastfuse.report.layout import page
     except ImportError:
         raise ConfigurationError(
-            "a report takes pygal, which is not installed", hint="pip install 'fastfuse[report]'"
+            "a report takes pygal, which is not installed", hint=f"{sys.executable} -m pip install pygal"
         ) from None
     return page(record)

@@ -193,7 +193,8 @@ class Action(StrEnum):
 
 @options.takes(origin=index_options.origin, settings=options.cache, connection=options.connection, logs=options.logs)
 def cache(
-    action: Annotated[Action, typer.Argument(help="What to do with the directory of --cache.")],
+    action: Annotated[Action, typer.Argument(metavar="ACTION",
+        help="What to do with the directory of --cache: status, verify, clear, pin or unpin.")],
     source: Annotated[str | None, typer.Argument(metavar="S3_URI",
         help="The objects to pin or unpin; left out, unpin takes all.")] = None,
     *,

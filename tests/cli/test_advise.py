@@ -25,9 +25,9 @@ def found(server: LoopbackServer, *words: str) -> Any:  # noqa: ANN401 - JSON
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("columns", [80, 200])
-def test_modes_stand_side_by_side_on_a_terminal(server: LoopbackServer, columns: int) -> None:
-    words = ["advise", URI, "--hosts", "4", "--epochs", "3", "--hours", "2", "--host-price", "3.825"]
+@pytest.mark.parametrize(("columns", "hosts", "hours"), [(80, "4", "2"), (200, "4", "2"), (80, "100", "99")])
+def test_modes_stand_side_by_side_on_a_terminal(server: LoopbackServer, columns: int, hosts: str, hours: str) -> None:
+    words = ["advise", URI, "--hosts", hosts, "--epochs", "3", "--hours", hours, "--host-price", "3.825"]
     code, text = finished_on_terminal(*words, *access(server.endpoint_url), columns=columns)
     assert code == 0, text
     lines = lines_on_screen(text)

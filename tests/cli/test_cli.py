@@ -10,11 +10,13 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from enum import Enum
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import typer
+from typer.core import TyperArgument
 from typer.testing import CliRunner
 
 from fastfuse import __version__
@@ -245,7 +247,7 @@ class TestRefusals:
             ("unmount /m --all", "unmount takes one of MOUNTPOINT, --all and --all-users"),
             ("demo --shard-size big", "--shard-size 'big' is not a size"),
             ("deploy", "Missing argument 'WHAT'. Choose from: kubernetes, grafana, prometheus"),
-            ("cache show", "Invalid value for 'action': 'show' is not one of 'status', 'verify', 'clear', "),
+            ("cache show", "Invalid value for 'ACTION': 'show' is not one of 'status', 'verify', 'clear', "),
             ("mount s3://bucket/\udcff", "'s3://bucket/\\udcff' is not UTF-8"),
             ("stats /m --summary --count 3", "--interval and --count are for lines, and the summary is printed once"),
             ("stats /m --json --interval 2", "--interval and --count are for lines, and the summary is printed once"),
@@ -489,12 +491,15 @@ def unwritable(kind: str) -> Iterator[int]:
 
 class TestHelp:
     @pytest.mark.parametrize("command", COMMANDS)
-    def test_help_mentions_every_option_and_its_variable(self, command: str) -> None:
+    def test_help_mentions_every_option_and_its_variable_and_every_choice(self, command: str) -> None:
         output = CliRunner().invoke(app, [command, "--help-all"]).output
         for parameter in GROUP.commands[command].params:
             variables = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
             for word in [*(name for name in parameter.opts if name.startswith("-")), *variables]:
                 assert re.search(rf"(?<![\w-]){word}(?![\w-])", output), word
+            # The values of an option are shown by typer.
+            if isinstance(parameter, TyperArgument) and issubclass(kind := parameter.type_descriptor.annotation, Enum):
+                assert all(value in (parameter.help or "") for value in kind)
 
     @pytest.mark.parametrize("command", COMMANDS)
     def test_help_is_examples_and_then_at_most_a_screen_of_options_that_exist(self, command: str) -> None:

@@ -21,6 +21,7 @@ from fastfuse.filesystem.kernel.in_hand import Read, ReadsInHand
 from fastfuse.filesystem.serving import reads as module
 from fastfuse.filesystem.serving.operations import Outcomes
 from fastfuse.filesystem.serving.reads import FailedReads, Reads, stale_hint
+from fastfuse.filesystem.talking.watching import Access
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
@@ -107,6 +108,15 @@ async def test_what_is_at_hand_is_answered_at_once_and_counted_as_every_read_is(
     assert place.engine.readers == []
     place.reads.take(8, AT_HAND, 0, 3, 4711, False)
     assert place.engine.readers == [4711]
+
+
+async def test_what_is_at_hand_is_answered_at_once_while_somebody_watches(place: Place) -> None:
+    noted: list[Access] = []
+    place.reads.watched = cast(Any, SimpleNamespace(note=noted.append))
+    place.reads.take(7, AT_HAND, 8, 3, 4711, False)
+    assert place.answered() == {7: b"hhh"}
+    (access,) = noted
+    assert access[1:6] + access[7:] == (4711, AT_HAND, 8, 3, "hit", 0)
 
 
 async def test_what_is_put_off_is_refused_but_never_a_read_past_the_page_cache(place: Place) -> None:

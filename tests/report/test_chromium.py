@@ -62,7 +62,7 @@ def chromium(*words: str, profile: Path) -> str:
     switches = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--allow-file-access-from-files")
     done = subprocess.run(
         [CHROMIUM, *switches, f"--user-data-dir={profile}", *words],
-        capture_output=True, text=True, timeout=300, check=True,
+        capture_output=True, text=True, timeout=150, check=True,
     )  # fmt: skip
     return done.stdout
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import inf
-from time import perf_counter
+from time import perf_counter, time
 from typing import NamedTuple
 
 import trio
@@ -20,7 +20,7 @@ from fastfuse.filesystem.figures.recorder import moment
 from fastfuse.filesystem.kernel.fuse import direct_reads, pyfuse3, replies
 from fastfuse.filesystem.kernel.in_hand import Read, ReadsInHand
 from fastfuse.filesystem.serving.operations import MountOperations, answered
-from fastfuse.filesystem.talking.watching import UnderWay, WatchedReads
+from fastfuse.filesystem.talking.watching import Access, UnderWay, WatchedReads
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.metrics import Counters
@@ -169,7 +169,7 @@ class Reads:
                 if self._begin_elsewhere(Request(number, inode, offset, size_bytes, process)):
                     return
                 self._engine.began(process)
-            data = None if self._waiting else self._at_hand(inode, offset, size_bytes)
+            data = None if self._waiting else self._at_hand(inode, offset, size_bytes, process)
             if data is None:
                 may_put_off = not (is_direct or self._waiting or number in self.in_hand.suspects)
                 if may_put_off and self._engine.put_off(inode, offset, size_bytes):
@@ -276,10 +276,10 @@ class Reads:
         except Exception:  # noqa: BLE001 - `read` meets it again, and tells it
             return False
 
-    def _at_hand(self, inode: int, offset: int, size_bytes: int) -> Buffer | None:
+    def _at_hand(self, inode: int, offset: int, size_bytes: int, process: int) -> Buffer | None:
         """Return what is answered at once; None if `read` has to wait, or to decide."""
         in_hand = self.in_hand
-        if self.watched is not None or in_hand.suspects or in_hand.poisoned or self._is_draining[0]:
+        if in_hand.suspects or in_hand.poisoned or self._is_draining[0]:
             return None
         began_s = perf_counter()
         try:
@@ -287,8 +287,11 @@ class Reads:
         except Exception:  # noqa: BLE001 - `read` meets it again, and tells it
             return None
         if data is not None:
+            took_s = perf_counter() - began_s
             self._failed_reads.answered()
-            self.count(len(data), perf_counter() - began_s)
+            self.count(len(data), took_s)
+            if self.watched is not None:
+                self.watched.note(Access(time() - took_s, process, inode, offset, size_bytes, "hit", took_s, 0))
         return data
 
     async def _answer_waiting(self) -> None:

@@ -6,6 +6,7 @@ https://docs.aws.amazon.com/AmazonS3/latest/userguide/storage-inventory-location
 import csv
 import gzip
 import json
+import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -204,7 +205,7 @@ def _parquet_rows(manifest: Manifest, file: IO[bytes], name: str, prefix: bytes)
     except ImportError as error:
         raise ConfigurationError(
             "an inventory in Parquet takes pyarrow, which is not installed",
-            hint="pip install 'fastfuse[inventory]', and mount again if this mount was there before",
+            hint=f"{sys.executable} -m pip install pyarrow, and mount again if this mount was there before",
         ) from error
     try:
         table = parquet.ParquetFile(file)

@@ -3,6 +3,7 @@
 import builtins
 import gzip
 import io
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -169,7 +170,8 @@ def test_parquet_without_its_package_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(ConfigurationError, match="takes pyarrow, which is not installed") as caught:
         read(found, data)
-    assert caught.value.hint == "pip install 'fastfuse[inventory]', and mount again if this mount was there before"
+    command = f"{sys.executable} -m pip install pyarrow"
+    assert caught.value.hint == f"{command}, and mount again if this mount was there before"
 
 
 MANIFEST = S3Uri("bucket", "inventory/manifest.json")
