@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-keys.html
 MAX_KEY_BYTES = 1024
@@ -41,6 +41,10 @@ class ObjectRef:
         """Yield the ranges of the object, each of `part_bytes` but the last."""
         for start in range(0, self.size_bytes, part_bytes):
             yield start, min(start + part_bytes, self.size_bytes)
+
+
+# The ETag of an empty object: its MD5.
+EMPTY_ETAG: Final = "d41d8cd98f00b204e9800998ecf8427e"
 
 
 def known_etag(etag: str) -> str:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime, parsedate_to_datetime
 
 from fastfuse.errors import BadReplyError, ObjectChangedError
-from fastfuse.objects import ObjectRef, bare_etag, known_etag
+from fastfuse.objects import EMPTY_ETAG, ObjectRef, bare_etag, known_etag
 from fastfuse.s3.http1 import ReplyHead
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -112,8 +112,13 @@ def check_body(head: ReplyHead, ref: ObjectRef, start: int, end: int) -> None:
 
 
 def object_of(head: ReplyHead, bucket: str, key: str) -> ObjectRef | None:
-    """Return the object that the reply to a HEAD describes; None unless it has a length and a time."""
+    """Return the object that the reply to a HEAD describes; None unless it has a length and a time.
+
+    Apache, as a proxy, leaves out the length of an empty object.
+    """
     size_bytes, modified = head.body_bytes, parse_date(head.headers.get("last-modified", ""))
+    if size_bytes is None and bare_etag(head.headers.get("etag", "")) == EMPTY_ETAG:
+        size_bytes = 0
     if size_bytes is None or modified is None:
         return None
     modified_ns = round(modified.timestamp()) * _NS_PER_S

@@ -31,6 +31,7 @@ from fastfuse.errors import (
     WriteConflictError,
     first_of,
 )
+from fastfuse.objects import EMPTY_ETAG, bare_etag
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.checks import parse_date
 from fastfuse.s3.checksums import etag_of
@@ -145,7 +146,7 @@ class ObjectWriter:
         if date is None:
             raise self._bad_reply("a date that makes no sense")
         age_s = (date - self._field(reply, "LastModified")).total_seconds()
-        etag, size_bytes = self._field(reply, "ETag"), self._field(reply, "ContentLength")
+        etag, size_bytes = self._field(reply, "ETag"), self._length(reply)
         return ObjectState(etag, size_bytes, age_s, reply.get("Metadata", {}))
 
     async def check_access(self) -> None:
@@ -252,7 +253,7 @@ class ObjectWriter:
         except AccessError as error:
             _log.info("what was stored in %s is not looked at again: %s", self._shown, error)
             return
-        found_bytes, found_etag = self._field(reply, "ContentLength"), self._field(reply, "ETag")
+        found_bytes, found_etag = self._length(reply), self._field(reply, "ETag")
         if (found_bytes, found_etag) != (size_bytes, etag):
             raise RefusedError(
                 f"{self._shown} is not what was written: {found_bytes:,} bytes with ETag {found_etag} are there, and "
@@ -398,6 +399,12 @@ class ObjectWriter:
         if name not in reply:
             raise self._bad_reply(f"no {name}")
         return reply[name]
+
+    def _length(self, reply: dict[str, Any]) -> int:
+        """Return the length in the reply to a HEAD. Apache, as a proxy, leaves out that of an empty object."""
+        if bare_etag(reply.get("ETag", "")) == EMPTY_ETAG:
+            return int(reply.get("ContentLength", 0))
+        return int(self._field(reply, "ContentLength"))
 
     def _bad_reply(self, what: str) -> ServiceError:
         return ServiceError(

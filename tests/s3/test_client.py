@@ -43,7 +43,7 @@ from fastfuse.errors import (
 )
 from fastfuse.filesystem.figures.verdict import figures_of
 from fastfuse.metrics import Counters
-from fastfuse.objects import ObjectRef
+from fastfuse.objects import EMPTY_ETAG, ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
@@ -199,6 +199,16 @@ async def test_what_an_object_is_comes_from_the_headers(headers: dict[str, str],
         at_ns = 1_767_225_600 * 10**9
         assert await reader.head("bucket", "a b") == ObjectRef("bucket", "a b", 5, etag, at_ns, storage_class)
         assert server.seen[0][0] == "/bucket/a%20b"
+
+
+async def test_a_reply_without_a_length_is_of_an_empty_object_if_its_etag_is() -> None:
+    """Apache, as a proxy, leaves out the length of 0."""
+    headers = {name: TOLD[name] for name in ("Last-Modified", "ETag")} | {"Transfer-Encoding": "chunked"}
+    async with canned_client(lambda _: (200, headers, b"")) as (reader, _):
+        with pytest.raises(ServiceError, match="has no length"):
+            await reader.head("bucket", "key")
+        headers["ETag"] = f'"{EMPTY_ETAG}"'
+        assert (await reader.head("bucket", "key")).size_bytes == 0
 
 
 async def test_a_connection_given_up_before_its_thread_begins_is_closed_by_it(monkeypatch: pytest.MonkeyPatch) -> None:

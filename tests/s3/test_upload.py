@@ -294,6 +294,27 @@ async def test_requests_wait_for_a_service_or_for_keys_together(
             await writers[0].put(b"")
 
 
+async def test_an_empty_object_is_known_without_its_length(
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Apache, as a proxy, leaves it out."""
+    send = HttpxSession.send
+
+    async def without_length(session: HttpxSession, request: AWSPreparedRequest) -> Any:  # noqa: ANN401
+        reply: Any = await send(session, request)
+        reply.headers.pop("content-length", None)
+        return reply
+
+    monkeypatch.setattr(HttpxSession, "send", without_length)
+    async with writing(moto_server.endpoint_url, "empty") as (_, writer):
+        etag = await writer.stream(pieces_of())
+        state = await writer.state()
+        assert state is not None
+        assert (state.etag, state.size_bytes) == (etag, 0)
+        with pytest.raises(ServiceError, match="no ContentLength"):
+            await writer.stream(pieces_of(b"data"))
+
+
 @pytest.mark.parametrize("action", [WrongEtag('"another"'), WrongLength(1)])
 async def test_another_object_in_the_place_of_the_written_one_is_an_error(action: Action) -> None:
     with LoopbackServer({"bucket": MemoryObjects({})}, ServerConfig(writes="conditional")) as server:

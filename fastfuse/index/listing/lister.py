@@ -247,6 +247,10 @@ class _Sweep:
         self._builder = builder
         self._progress = progress
         self._frontier = Frontier(prefix)
+        # The first key behind each cut, as the span that begins there found it; empty if there is none.
+        self._first_keys: dict[str, str] = {}
+        # The same, as the span that ends there found it, and the cursor behind which it did.
+        self._keys_behind: dict[str, tuple[str, str]] = {}
 
     async def run(self, first: Page) -> None:
         """List the prefix, of which `first` is the first page, into the builder.
@@ -274,6 +278,21 @@ class _Sweep:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._list_span, span, nursery)
             probing.cancel_scope.cancel()  # folder names are of no use any more
+        for cut, (key, cursor) in self._keys_behind.items():
+            if key != self._first_keys[cut]:
+                await self._check_cut(cut, cursor)
+
+    async def _check_cut(self, cut: str, cursor: str) -> None:
+        """Look again at a cut whose two spans saw another key behind it: a change may be why, or the service's order.
+
+        A service that compares paths name by name (SeaweedFS) lists ``a/1`` before ``a-b/1``, and takes ``a/1`` for
+        listed if it is asked for what comes after ``a-b``.
+        """
+        end = await self._pager.page(self._prefix, start_after=cursor)
+        begin = await self._pager.page(self._prefix, start_after=cut)
+        behind = [key for key in end.keys if key > cut.encode()]
+        if behind[:1] != begin.keys[:1] and (behind or not end.is_truncated):
+            raise _UnorderedListingError
 
     async def _take_second(self, span: Span, first: Page) -> None:
         """Request the second page by the first one's last key and by its token: they agree only in key order."""
@@ -308,7 +327,12 @@ class _Sweep:
         is_odd = not keys and (page.is_truncated or (span.pages > 0 and span.range.until is None))
         if not is_ordered or is_odd or (keys and keys[0] <= span.cursor):
             raise _UnorderedListingError
+        cursor, until = span.cursor, span.range.until
+        if cursor == span.range.after:
+            self._first_keys[cursor] = keys[0] if keys else ""
         mine = self._frontier.advance(span, keys, is_truncated=page.is_truncated)
+        if until is not None and (mine < len(keys) or not page.is_truncated):
+            self._keys_behind[until] = (keys[mine] if mine < len(keys) else "", cursor)
         self._builder.add(*page.columns.rows(slice(mine)))
         _report(self._progress, self._pager, self._builder, share=self._frontier.share_done())
 

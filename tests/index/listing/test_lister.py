@@ -138,6 +138,31 @@ class Unordered(PagedStore):
         return super()._names(prefix, delimiter)[::-1]
 
 
+@dataclass
+class ByPaths(PagedStore):
+    """A service that compares paths name by name, and begins a page by the same rule, as SeaweedFS does."""
+
+    async def list(self, bucket: str, *, prefix: str, start_after: str = "", delimiter: str = "", **rest: Any) -> bytes:  # noqa: ANN401 - as the caller gives
+        if start_after:
+            names = self._names(prefix.encode(), delimiter.encode())
+            last = start_after.encode().split(b"/")
+            rest["continuation_token"] = f"{sum(name.split(b'/') <= last for name in names)}:"
+        return await super().list(bucket, prefix=prefix, delimiter=delimiter, **rest)
+
+    def _names(self, prefix: bytes, delimiter: bytes) -> Sequence[bytes]:
+        return sorted(super()._names(prefix, delimiter), key=lambda name: name.split(b"/"))
+
+
+@dataclass
+class AfterKeysOnly(PagedStore):
+    """A service that finds nothing behind a key that is not there, as a walk of a file system may."""
+
+    async def list(self, bucket: str, *, start_after: str = "", **rest: Any) -> bytes:  # noqa: ANN401 - as the caller gives
+        if start_after and start_after.encode() not in self.keys:
+            return page_body([])
+        return await super().list(bucket, start_after=start_after, **rest)
+
+
 _PATHS = ["", "a", "a/", "a-", "a/b", "a/b/", "b", "c//d", "data", "ü 日+%"]
 _NAMES = ["a", "a/b", "a/b/c", "a/b-", "a/é", "a-", "a-/x", "a0", "b", "b/", "b/a", "c/a/b", "c//d", "ü 日+%/x"]
 
@@ -161,7 +186,7 @@ def named_by(keys: Sequence[str], path: str, *, as_key_names: bool) -> tuple[str
     st.sampled_from(_PATHS),
     st.lists(st.integers(0, 3), max_size=6),
     st.integers(1, 5) | st.sampled_from([39, 1000]),
-    st.sampled_from(["tokens", "last keys", "tokens only", "no order"]),
+    st.sampled_from(["tokens", "last keys", "tokens only", "by paths", "no order"]),
     st.booleans(),
 )
 @example({"a-/x", "a/b"}, False, "a", [], 1, "last keys", False).via("a page of one common prefix, without a token")
@@ -170,7 +195,7 @@ async def test_pages_of_any_length_show_what_the_uri_names_n1(
     names: set[str], has_many: bool, path: str, first_pages: list[int], page_keys: int, service: str, as_key_names: bool
 ) -> None:
     keys = sorted([*names, *(KEYS if has_many else [])])
-    kind = {"tokens only": WithoutStartAfter, "no order": Unordered}.get(service, PagedStore)
+    kind = {"tokens only": WithoutStartAfter, "by paths": ByPaths, "no order": Unordered}.get(service, PagedStore)
     by_token = service != "last keys"
     # Without a token, an empty page does not say how to go on.
     lengths = [length for length in first_pages if length or by_token]
@@ -192,6 +217,15 @@ async def test_pages_of_any_length_show_what_the_uri_names_n1(
         assert listing.refusals.total == len(named - shown - markers)
         assert listing.request_count == len(store.requests)
         assert seen[-1] == len(named)
+
+
+@pytest.mark.parametrize("kind", [ByPaths, AfterKeysOnly])
+@given(st.random_module())
+async def test_nothing_is_lost_where_no_page_begins_at_a_cut(kind: type[PagedStore], order_of_tasks: object) -> None:
+    """`ByPaths` lists ``5/`` before ``5-x/``, and nothing of ``5/`` behind ``5-x/``."""
+    keys = [f"{name}/{number:02}" for name in (*range(6), "5-x") for number in range(20)]
+    listing = await list_source(kind([key.encode() for key in keys], 10), S3Uri("b", ""))
+    assert sorted(files_of(listing.table)) == sorted(keys)
 
 
 async def test_a_folder_without_objects_behind_an_empty_page_is_not_taken_for_one() -> None:
