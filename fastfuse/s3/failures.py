@@ -354,9 +354,14 @@ def start_error(failure: Failure, *, bucket: str, endpoint: str, region: str, is
         case Kind.NOT_S3 | Kind.TLS | Kind.UNREACHABLE:
             return _no_service(failure, where, is_signed=is_signed)
         case Kind.NO_CREDENTIALS | Kind.BAD_CONFIGURATION:
-            return ConfigurationError(f"The bucket {bucket!r} cannot be used with this configuration ({detail}).")
+            return ConfigurationError(
+                f"The bucket {bucket!r} cannot be used with this configuration ({detail}).", hint=_CONFIGURATION_HINT
+            )
         case _:
-            return ServiceError(f"The S3 service {where} failed to list the bucket {bucket!r} ({detail}).")
+            return ServiceError(
+                f"The S3 service {where} failed to list the bucket {bucket!r} ({detail}).",
+                hint="See whether it passes. If it does not, ask whoever runs the service.",
+            )
 
 
 def _no_service(failure: Failure, where: str, *, is_signed: bool) -> ServiceError:

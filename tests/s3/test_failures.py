@@ -64,6 +64,7 @@ def test_every_failure_has_its_two_errors(kind: Kind) -> None:
     assert isinstance(read, ReadError)
     assert isinstance(start, FastfuseError)
     assert not isinstance(start, ReadError)
+    assert start.hint, "what to do is not told"
     assert ("clock" in start.hint) == (kind in (Kind.SKEWED, Kind.BAD_CREDENTIALS))
     for error in (read, start):
         assert str(error).endswith(".")

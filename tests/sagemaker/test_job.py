@@ -135,6 +135,11 @@ def test_an_array_of_channels_is_a_job_and_its_errors_name_the_array() -> None:
     assert str(error).startswith("job.json: InputDataConfig[1].InputMode: is not one of")
 
 
+@pytest.mark.parametrize("channels", [ABSENT, None], ids=["absent", "null"])
+def test_a_job_with_a_name_may_have_no_channels(channels: object) -> None:
+    assert job_of(with_field(request(), ("InputDataConfig",), channels)).channels == ()
+
+
 def test_channels_alone_without_a_mode_are_mounted() -> None:
     for job in (
         job_of([source("a"), source("b", InputMode="Pipe")]),

@@ -13,6 +13,7 @@ from fastfuse.version import VERSION
 from tests.sagemaker.jobs import ABSENT, CHANNEL, S3, channel_of, job_of, refusal, request, source, with_field
 
 BASE = request()
+NAMELESS = with_field(BASE, ("TrainingJobName",), ABSENT)
 PIPE = request(source(InputMode="Pipe"))
 AUGMENTED = with_field(BASE, (*S3, "S3DataType"), "AugmentedManifestFile")
 AUGMENTED = with_field(AUGMENTED, (*S3, "S3Uri"), "s3://bucket/all.manifest")
@@ -91,7 +92,7 @@ class Refused(NamedTuple):
 
 
 REFUSED = [
-    Refused(BASE, ("InputDataConfig",), None, "is missing"),
+    Refused(NAMELESS, ("InputDataConfig",), None, "is missing"),
     Refused(BASE, ("InputDataConfig",), {}, "is not a list"),
     Refused(BASE, ("InputDataConfig",), [], "is empty"),
     Refused(BASE, ("InputDataConfig",), [source(f"c{n}") for n in range(21)], "has more than the 20 items"),

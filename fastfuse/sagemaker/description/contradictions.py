@@ -43,7 +43,7 @@ def job_of(request: _Fields, *, default_mode: InputMode | None) -> TrainingJob:
     resources, algorithm = request.get("ResourceConfig"), request.get("AlgorithmSpecification", {})
     channels = tuple(
         _channel(("InputDataConfig", index), item, algorithm.get("TrainingInputMode"), default_mode)
-        for index, item in enumerate(request["InputDataConfig"])
+        for index, item in enumerate(request.get("InputDataConfig", ()))
     )
     _check_names(channels)
     groups = () if resources is None else _groups(resources)

@@ -116,7 +116,7 @@ FIELDS: Final = tuple(_rows(_TABLE))
 _UNREAD: Final = frozenset(
     row.path for row in FIELDS if row.handling is Handling.NOT_DONE and not row.path.startswith("InputDataConfig.")
 )
-# The API requires more, such as an output and a role; a job needs channels, and `contradictions` asks for the modes.
+# The API requires more, such as an output and a role. A job with a name may do without channels, as it may there.
 _REQUIRED: Final = frozenset({"InputDataConfig"})
 _NOT_REQUIRED: Final = frozenset({"TrainingInputMode"})
 # `contradictions` parses URIs, which may be of directories here; new types of instances come faster than models; and
@@ -126,7 +126,7 @@ _FREE: Final = frozenset({"S3Uri", "TrainingInstanceType", "HyperParameterKey", 
 # AWS may have added the field after this version.
 _UNKNOWN: Final = f"fastfuse {VERSION} knows no such field there: leave it out if AWS has added it since"
 _HINTS: Final = {
-    "InputDataConfig": "it is the list of the job's channels; a job without channels needs no fastfuse",
+    "InputDataConfig": "it is the list of the job's channels; a job that has none has a TrainingJobName",
     "S3OutputPath": "write it as s3://BUCKET/PREFIX",
     "DataSource": "it says where the data of the channel is: an S3DataSource or a FileSystemDataSource",
 }
@@ -140,7 +140,8 @@ def parse_request(tree: object) -> dict[str, Any]:
     Raises:
         FieldError: the first field that the API would refuse.
     """
-    return _structure(_members(), _REQUIRED, tree, ())
+    is_named = isinstance(tree, dict) and "TrainingJobName" in tree
+    return _structure(_members(), frozenset() if is_named else _REQUIRED, tree, ())
 
 
 @cache
