@@ -47,7 +47,7 @@ FLOORS: Mapping[str, set[str]] = {
             "repeats"
         ),
         "filesystem.kernel": "filesystem.mounting index errors",
-        "filesystem.mounting": "filesystem.processes cache index s3 errors",
+        "filesystem.mounting": "filesystem.processes cache index s3 errors locks",
         "filesystem.processes": "s3 errors",
         "hints": "filesystem",
         "index": f"s3 {LEAVES}",
