@@ -45,9 +45,9 @@ _ENDLESS_BYTES = 1 << 40
 # So many files in a row that were read to their end make it likely that the next one is too.
 _WHOLE_FILES = 4
 # So many in a row that were left before their middle make it likely that the next one is left where they were. A file
-# is taken for left once so many readers have waited for the beginning of others since it was read last.
+# is taken for left once so many others were begun after its last read, and one more begins.
 _LEFT_FILES = 3
-_QUIET_FILES = 2
+_QUIET_FILES = 1
 # A smaller GET takes hardly less time.
 _LEFT_STEP_BYTES = 128 << 10
 
@@ -98,7 +98,7 @@ class ServicePace:
         self._whole_files = _WHOLE_FILES if first_window_bytes else 0
         # The readers of large files that began at 0 and are before the middle, least recently read first.
         self._begun: dict[ReaderPace, None] = {}
-        # The number of readers that have waited for the beginning of a large file.
+        # The number of large files that were begun.
         self._begun_files = 0
         # Where the latest files in a row were left before their middle.
         self._left_at: deque[int] = deque(maxlen=_LEFT_FILES)
@@ -119,15 +119,13 @@ class ServicePace:
         """Note that a file of more than a part was closed, read from its first to its last byte or not."""
         self._whole_files = self._whole_files + 1 if was_whole else 0
 
-    def begun(self) -> None:
-        """Note that a reader waits for the beginning of a large file: others may have left theirs."""
-        self._begun_files += 1
-        quiet = takewhile(lambda pace: pace.read_at < self._begun_files - _QUIET_FILES, self._begun)
-        for pace in [pace for pace in quiet if not pace.is_waiting]:
-            self.left(pace)
-
     def came_to(self, pace: "ReaderPace", position: int, size_bytes: int) -> None:
         """Note that the reader of a large file from its beginning has come to `position` of `size_bytes`."""
+        if not pace.position:
+            self._begun_files += 1
+            quiet = takewhile(lambda other: other.read_at < self._begun_files - _QUIET_FILES, self._begun)
+            for other in [other for other in quiet if not other.is_waiting]:
+                self.left(other)
         was_taken_for_left = pace.position > 0 and pace not in self._begun
         self._begun.pop(pace, None)
         pace.position, pace.read_at = position, self._begun_files

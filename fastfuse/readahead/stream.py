@@ -139,8 +139,6 @@ class Stream:
         began_s = trio.current_time() if ends_s == inf else ends_s - self._config.read_deadline_s
         if missing_bytes:
             counts.waits += 1
-            if cursor.pace is not None and cursor.reads == 1 and not cursor.begin:
-                self._fetches.service.begun()
         else:
             counts.hits += 1
         self._pool.enter(self.file)

@@ -190,7 +190,6 @@ def read_in_turn(known: ServicePace, *ends: int, size_bytes: int = 64 * MIB) -> 
     paces = [ReaderPace(known) for _ in ends]
     for pace, end in zip(paces, ends, strict=True):
         known.came_to(pace, end, size_bytes)
-        known.begun()
     return paces
 
 
