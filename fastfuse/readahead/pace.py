@@ -18,6 +18,7 @@ than the time that the fetch takes, because bytes that nobody asked for take the
 """
 
 from collections import deque
+from itertools import takewhile
 
 # Sixteen GETs are about one window of one reader: the estimate follows within a round trip or two.
 _WEIGHT = 1 / 16
@@ -43,6 +44,12 @@ _DELIVERY_WEIGHT = 1 / 4
 _ENDLESS_BYTES = 1 << 40
 # So many files in a row that were read to their end make it likely that the next one is too.
 _WHOLE_FILES = 4
+# So many in a row that were left before their middle make it likely that the next one is left where they were. A file
+# is taken for left once so many others were begun after its last read, and one more begins.
+_LEFT_FILES = 3
+_QUIET_FILES = 1
+# A smaller GET takes hardly less time.
+_LEFT_STEP_BYTES = 128 << 10
 
 # No more GETs are begun ahead than deliver within this time at the rate of the last ones. On a slow link a part that a
 # reader waits for takes as long as all that is on its way beside it, and fails if that is longer than a read may take.
@@ -89,18 +96,52 @@ class ServicePace:
         # What readers needed lately, and how many files in a row they read to the end.
         self._usual_window_bytes = first_window_bytes
         self._whole_files = _WHOLE_FILES if first_window_bytes else 0
-        # Whether the file closed last was not read to its end.
-        self.was_left_early = False
+        # The readers of large files that began at 0 and are before the middle, least recently read first.
+        self._begun: dict[ReaderPace, None] = {}
+        # The number of large files that were begun.
+        self._begun_files = 0
+        # Where the latest files in a row were left before their middle.
+        self._left_at: deque[int] = deque(maxlen=_LEFT_FILES)
+        # How much of the next file its reader will likely read; 0 if that is not known.
+        self.left_bytes = 0
 
     @property
     def ramp_bytes(self) -> int:
         """The window of a reader that begins a file now, if it will likely read to the end, or else 0."""
         return self._usual_window_bytes if self._whole_files >= _WHOLE_FILES else 0
 
+    @property
+    def was_left_early(self) -> bool:
+        """True if a large file was left before its middle, and none was read that far since."""
+        return bool(self._left_at)
+
     def closed(self, *, was_whole: bool) -> None:
         """Note that a file of more than a part was closed, read from its first to its last byte or not."""
         self._whole_files = self._whole_files + 1 if was_whole else 0
-        self.was_left_early = not was_whole
+
+    def came_to(self, pace: "ReaderPace", position: int, size_bytes: int) -> None:
+        """Note that the reader of a large file from its beginning has come to `position` of `size_bytes`."""
+        if not pace.position:
+            self._begun_files += 1
+            quiet = takewhile(lambda other: other.read_at < self._begun_files - _QUIET_FILES, self._begun)
+            for other in [other for other in quiet if not other.is_waiting]:
+                self.left(other)
+        was_taken_for_left = pace.position > 0 and pace not in self._begun
+        self._begun.pop(pace, None)
+        pace.position, pace.read_at = position, self._begun_files
+        is_before_middle = 2 * position < size_bytes
+        if is_before_middle:
+            self._begun[pace] = None
+        if was_taken_for_left or not is_before_middle:
+            self._left_at.clear()
+            self.left_bytes = 0
+
+    def left(self, pace: "ReaderPace") -> None:
+        """Note that the reader of `pace` reads no more, which tells something if it is before the middle."""
+        if pace in self._begun:
+            del self._begun[pace]
+            self._left_at.append(pace.position + -pace.position % _LEFT_STEP_BYTES)
+            self.left_bytes = max(self._left_at) if len(self._left_at) == _LEFT_FILES else 0
 
     def needed(self, window_bytes: int, *, or_more: bool = False) -> None:
         """Note that `window_bytes` keep a reader fed."""
@@ -192,7 +233,8 @@ class ReaderPace:
     """One sequential reader. `limit_bytes` is the window that keeps it fed, None while that is not known."""
 
     __slots__ = (
-        *("_margin", "_peak_bytes", "_service", "_trail", "_waits", "expected_bytes", "limit_bytes", "ramp_bytes"),
+        *("_margin", "_peak_bytes", "_service", "_trail", "_waits", "expected_bytes", "limit_bytes", "position"),
+        *("ramp_bytes", "read_at"),
     )
 
     def __init__(self, service: ServicePace, ramp_bytes: int = 0) -> None:
@@ -207,6 +249,13 @@ class ReaderPace:
         self.expected_bytes = 0
         # The window to begin with; without it, it grows with what is read.
         self.ramp_bytes = ramp_bytes
+        # Where a reader from the beginning is, and how many files had been begun when it read last, for the service.
+        self.position = self.read_at = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while a read of this reader waits for its bytes."""
+        return bool(self._waits)
 
     def successor(self) -> "ReaderPace":
         """Return the same reader at another place of the file."""

@@ -146,6 +146,8 @@ class Window:
             cursor = self._merge(cursor)
         if not cursor.sequential:
             self._promote(cursor)
+        if cursor.pace is not None and not (cursor.begin or self._is_cached):
+            self._service.came_to(cursor.pace, cursor.position, self._size)
         cursor.read_at = self._reads
         runs[cursor.position] = cursor
         if not cursor.is_tail:
@@ -172,6 +174,9 @@ class Window:
             for cursor in whole:
                 if cursor.pace is not None:
                     cursor.pace.came_to_end(self._cap_bytes)
+            for cursor in self._runs.values():
+                if cursor.pace is not None:
+                    self._service.left(cursor.pace)
 
     def demand(
         self, cursor: Cursor, offset: int, end: int, gap: tuple[int, int], *, is_page: bool = False
@@ -363,14 +368,21 @@ class Window:
         if pace is not None:
             if pace.limit_bytes is not None:
                 window = min(window, pace.limit_bytes)
-            else:
+            elif not self._service.was_left_early:
                 window = max(window, pace.ramp_bytes)
                 is_proven = not cursor.begin and run_bytes > _PROVEN_BYTES
-                if is_proven and not self._service.was_left_early and not self._is_cached:
+                if is_proven and not self._is_cached:
                     window = max(window, min(pace.expected_bytes, _GROWTH * run_bytes))
+            if (leaves_at := self._leaves_at(cursor)) is not None:
+                window = min(window, leaves_at - cursor.position)
         elif cursor.begin == 0 and self._is_small:
             window = self._size
         return min(window, self._cap_bytes)
+
+    def _leaves_at(self, cursor: Cursor) -> int | None:
+        """Return where a reader from the beginning will likely leave the file, as those before it; None if unknown."""
+        left_bytes = self._service.left_bytes
+        return None if self._is_small or cursor.begin or cursor.position > left_bytes else left_bytes
 
     def _part_end(self, cursor: Cursor, start: int) -> int:
         """Return where the part at `start` ends, in the run of `cursor`: doubling sizes, cut at their multiples."""
@@ -385,6 +397,9 @@ class Window:
             size = grown_part_bytes(run_bytes, ahead_bytes, parts_in_flight, size, self._part_bytes)
         end = start + size
         end -= end % size
+        leaves_at = self._leaves_at(cursor)
+        if leaves_at is not None and start < leaves_at < end:
+            return leaves_at
         rest = self._size - end
         # A short rest is no GET of its own, unless the part would be larger than any.
         return self._size if rest < size // 2 and self._size - start <= self._part_bytes else end

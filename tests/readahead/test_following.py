@@ -177,6 +177,29 @@ async def test_readers_of_short_shards_have_a_get_ahead(autojump_clock: MockCloc
     assert service.most_bytes < (512 if bytes_per_s > 1e9 else 192) * MIB
 
 
+@pytest.mark.parametrize("readers", [1, 8])
+@pytest.mark.parametrize(("expects_all", "before_bytes"), [(False, 24 * MIB), (True, 400 * MIB)])
+@pytest.mark.parametrize("header_bytes", [16 * KIB, MIB])
+async def test_of_files_of_which_only_headers_are_read_little_more_is_fetched(
+    autojump_clock: MockClock, readers: int, expects_all: bool, before_bytes: int, header_bytes: int
+) -> None:
+    """Once a few were left: of these some MiB were fetched, or all where whole files are expected."""
+    refs = [listed(f"file-{index:03}", 64 * MIB) for index in range(200)]
+    service = SimulatedService()
+    config = ReadaheadConfig(first_window_bytes=256 * MIB * expects_all, max_parts_in_flight=128)
+
+    async def look_at(rows: range) -> None:
+        for row in rows:
+            await engine.read(row + 1, refs[row], 0, header_bytes)
+
+    async with simulated(service, config, refs) as engine:
+        async with trio.open_nursery() as nursery:
+            for reader in range(readers):
+                nursery.start_soon(look_at, range(reader, len(refs), readers))
+        check_books(engine)
+    assert service.fetched_bytes <= len(refs) * max(header_bytes, 128 * KIB) + before_bytes
+
+
 async def test_files_in_no_order_are_not_followed_by_others(autojump_clock: MockClock) -> None:
     async with following(8) as (refs, engine, reader):
         await read_all(engine, refs, [6, 3, 0, 5, 2])

@@ -185,6 +185,43 @@ def test_after_four_whole_files_the_next_begins_with_what_readers_needed() -> No
     assert known.ramp_bytes == 0
 
 
+def read_in_turn(known: ServicePace, *ends: int, size_bytes: int = 64 * MIB) -> list[ReaderPace]:
+    """Begin a file for each of `ends`, one after the other, and read it to there."""
+    paces = [ReaderPace(known) for _ in ends]
+    for pace, end in zip(paces, ends, strict=True):
+        known.came_to(pace, end, size_bytes)
+    return paces
+
+
+@pytest.mark.parametrize(
+    ("ends", "left_bytes"),
+    [
+        ([16 * KIB] * 4, 0),
+        ([16 * KIB] * 5, 128 * KIB),
+        ([16 * KIB, 200 * KIB, 6 * MIB, MIB, MIB], 6 * MIB),
+        ([16 * KIB, 16 * KIB, 32 * MIB, 16 * KIB, 16 * KIB], 0),
+    ],
+)
+def test_where_three_files_in_a_row_were_left_the_next_will_be(ends: list[int], left_bytes: int) -> None:
+    known = ServicePace()
+    read_in_turn(known, *ends)
+    assert known.left_bytes == left_bytes
+
+
+def test_a_file_that_is_read_on_was_not_left() -> None:
+    known = ServicePace()
+    first, *_ = read_in_turn(known, *[16 * KIB] * 5)
+    known.came_to(first, 32 * KIB, 64 * MIB)
+    assert (known.left_bytes, known.was_left_early) == (0, False)
+
+
+def test_a_file_whose_reader_waits_was_not_left() -> None:
+    known = ServicePace()
+    read_in_turn(known, 16 * KIB)[0].waits(0.0)
+    read_in_turn(known, *[16 * KIB] * 4)
+    assert known.left_bytes == 0
+
+
 def test_readers_of_files_that_end_within_a_gets_time_tell_at_least_what_they_took() -> None:
     known = service()
     read_on(ReaderPace(known), 8, 0.001)
