@@ -123,7 +123,7 @@ PURE = {
     "filesystem.processes.health",
     *("readahead.cursor", "readahead.limits", "readahead.orders"),
     *("readahead.pace", "readahead.page_cache", "readahead.ranges"),
-    *("readahead.window", "s3.blocks", "s3.checksums", "s3.http1", "sagemaker.pipe.content"),
+    *("readahead.shuffled", "readahead.window", "s3.blocks", "s3.checksums", "s3.http1", "sagemaker.pipe.content"),
     *("sagemaker.description.channel", "sagemaker.description.cluster"),
     *("sagemaker.description.contradictions", "sagemaker.description.request"),
 }

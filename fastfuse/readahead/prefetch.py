@@ -20,11 +20,12 @@ from fastfuse.errors import FastfuseError
 from fastfuse.objects import ObjectRef
 from fastfuse.readahead.fetches import Fetches
 from fastfuse.readahead.limits import ReadaheadConfig
-from fastfuse.readahead.orders import AnnouncedOrder, ListingOrder, ShuffledEpoch
+from fastfuse.readahead.orders import AnnouncedOrder, ListingOrder
 from fastfuse.readahead.own_pace import OwnPace
 from fastfuse.readahead.page_cache import Delivered
 from fastfuse.readahead.parts import Part
 from fastfuse.readahead.pool import PartPool
+from fastfuse.readahead.shuffled import ShuffledEpoch
 
 # The part of the memory that an order may hold before readers have shown that they follow it.
 _UNPROVEN_DIVISOR = 16
@@ -152,7 +153,8 @@ class Prefetcher:
         row = _known(self.current_table().row, inode)
         if row is not None:  # else a refresh has taken it out of the table
             self._drop_rows(self._listed.begun(row))
-            if self._shuffled.begun(row, is_found=is_found, is_missed=is_missed):
+            ref = self._ref(inode) if is_found or is_missed else None
+            if self._shuffled.begun(row, ref, is_found=is_found, is_missed=is_missed):
                 self._drop(self._pool.guesses())
         self._unheeded += 1
         under_way = self._tasks + self._small_files.held()[0]
@@ -191,7 +193,8 @@ class Prefetcher:
         return table
 
     def _new_epoch(self, row_count: int) -> ShuffledEpoch:
-        return ShuffledEpoch(row_count if self._config.expects_every_file else 0, self._pool.expected.max_parts)
+        max_held_files, is_expected = self._pool.expected.max_parts, self._config.expects_every_file
+        return ShuffledEpoch(row_count, max_held_files, is_expected=is_expected)
 
     def _pump(self) -> None:
         """Start all fetches that are wanted and allowed."""
@@ -267,17 +270,19 @@ class Prefetcher:
                 is_cached = self._delivered.has(inode)
             adopted_bytes = self._pool.adopt(inode) if order is not self._shuffled else 0
             if adopted_bytes:
-                self._shuffled.adopted()
+                self._shuffled.adopted(adopted_bytes)
             elif is_cached and isinstance(order, AnnouncedOrder):
                 order.pass_over()
                 continue
-            elif not is_cached and self._is_worth_it(inode, size_bytes) and not self._own_pace.take_sample():
+            elif not is_cached and self._is_worth_it(order, inode, size_bytes) and not self._own_pace.take_sample():
                 return inode
             order.advance(adopted_bytes)
         return None
 
-    def _is_worth_it(self, inode: int, size_bytes: int | None) -> bool:
+    def _is_worth_it(self, order: _Order, inode: int, size_bytes: int | None) -> bool:
         """Return whether to fetch a file; without a `size_bytes` it was announced, and may be large."""
+        if isinstance(order, ShuffledEpoch) and not order.expects(self._ref(inode)):
+            return False
         is_size = size_bytes is None or 0 < size_bytes <= self._config.part_size_bytes
         is_read = self._small_files.threads.is_read(inode)  # and left to them
         return is_size and not is_read and inode not in self._delivered.failed and self._pool.file(inode) is None

@@ -236,7 +236,15 @@ async def test_a_shuffled_epoch_of_all_files_takes_a_third_of_its_round_trips(au
         assert keys_twice(reader) == []
 
 
-async def test_where_nobody_has_said_so_no_file_is_fetched_that_is_not_begun(autojump_clock: MockClock) -> None:
+async def test_where_nobody_has_said_so_it_takes_half_of_them(autojump_clock: MockClock) -> None:
+    async with serving(1000, replace(EVERY, expects_every_file=False), delay_s=0.02) as (refs, engine, reader):
+        await read_all(engine, refs, shuffled(refs), readers=16)
+        assert trio.current_time() < 1000 / 16 * 0.02 / 2
+        assert len(reader.gets) == 1000
+        assert keys_twice(reader) == []
+
+
+async def test_where_nobody_has_said_so_a_tenth_at_random_causes_nothing(autojump_clock: MockClock) -> None:
     async with serving(1000, replace(EVERY, expects_every_file=False), delay_s=0.02) as (refs, engine, reader):
         await read_all(engine, refs, shuffled(refs)[:100], readers=16)
         assert len(reader.gets) == 100

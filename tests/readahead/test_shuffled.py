@@ -1,13 +1,15 @@
 """Which rows are fetched for readers in no order: soon all of them, once, and few for readers who want few."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.readahead.orders import ShuffledEpoch
+from fastfuse.objects import ObjectRef
+from fastfuse.readahead.shuffled import ShuffledEpoch
+from tests.readahead.readers import listed
 
 COUNT = 8000
 
@@ -15,10 +17,11 @@ COUNT = 8000
 class Carried:
     """Fetches what is commanded, at once and as far as it may hold more; a kernel that keeps what is read is beside."""
 
-    def __init__(self, row_count: int = COUNT, max_held_files: int = COUNT) -> None:
+    def __init__(self, row_count: int = COUNT, max_held_files: int = COUNT, *, is_expected: bool = True) -> None:
         self.row_count = row_count
         self.max_held_files = max_held_files
-        self.epoch = ShuffledEpoch(row_count, max_held_files)
+        self.epoch = ShuffledEpoch(row_count, max_held_files, is_expected=is_expected)
+        self.ref: Callable[[int], ObjectRef] = lambda row: listed(f"{row}.jpg", 10)
         self.held: set[int] = set()
         self.read: set[int] = set()
         self.fetches = self.misses = 0
@@ -27,7 +30,7 @@ class Carried:
     def open(self, row: int) -> None:
         is_found, is_missed = row in self.held, row not in self.held and row not in self.read
         self.misses += is_missed
-        if self.epoch.begun(row, is_found=is_found, is_missed=is_missed):
+        if self.epoch.begun(row, self.ref(row), is_found=is_found, is_missed=is_missed):
             self.is_ended = True
             self.held.clear()
         self.held.discard(row)
@@ -37,12 +40,12 @@ class Carried:
     def pump(self) -> None:
         while (row := self.epoch.next()) is not None:
             assert 0 <= row < self.row_count
-            if row in self.held or row in self.read:
+            if row in self.held or row in self.read or not self.epoch.expects(self.ref(row)):
                 self.epoch.advance(0)
                 continue
             if len(self.held) == self.max_held_files:
                 return
-            self.epoch.advance(1)
+            self.epoch.advance(self.ref(row).size_bytes)
             self.held.add(row)
             self.fetches += 1
 
@@ -123,7 +126,7 @@ def test_files_that_an_order_came_to_are_as_good_as_found() -> None:
     carried = Carried()
     for row in shuffled():
         for held in sorted(carried.held):
-            carried.epoch.adopted()
+            carried.epoch.adopted(10)
             carried.held.discard(held)
             carried.read.add(held)
         carried.open(row)
@@ -141,10 +144,59 @@ def test_files_that_are_opened_twice_in_an_epoch_end_it_no_sooner() -> None:
     assert carried.misses < 2 * COUNT / 5
 
 
+@pytest.mark.parametrize("rows", [range(COUNT), range(COUNT // 4, COUNT // 2)], ids=["table", "directory"])
+@pytest.mark.parametrize("seed", range(3))
+def test_where_nobody_has_said_so_less_than_half_of_a_shuffled_set_is_waited_for(rows: range, seed: int) -> None:
+    carried = Carried(is_expected=False)
+    carried.open_all(random.Random(seed).sample(rows, len(rows)))
+    assert carried.misses < 0.4 * len(rows)
+    assert carried.fetches + carried.misses == len(rows)
+    assert not carried.held
+
+
+@pytest.mark.parametrize(
+    ("count", "share"), [(8000, 0.1), (8000, 0.12), (1000, 0.1), (150, 0.1), (8000, 0.002)], ids=str
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_where_nobody_has_said_so_whoever_reads_a_tenth_at_random_causes_nothing(
+    count: int, share: float, seed: int
+) -> None:
+    carried = Carried(count, is_expected=False)
+    carried.open_all(shuffled(count, seed)[: int(share * count)])
+    assert carried.fetches == 0
+
+
+def test_every_second_file_in_order_is_no_set() -> None:
+    carried = Carried(is_expected=False)
+    carried.open_all(range(0, COUNT, 2))
+    assert carried.fetches == 0
+
+
+def test_files_of_whose_suffix_none_was_begun_are_left_out() -> None:
+    for is_expected in (False, True):
+        carried = Carried(is_expected=is_expected)
+        carried.ref = lambda row: listed(f"{row}.{'jpg' if row % 2 else f'txt{row}'}", 10)
+        carried.open_all(row for row in shuffled() if row % 2)
+        assert carried.fetches + carried.misses == COUNT / 2
+        assert carried.misses < 0.55 * COUNT / 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_nobody_has_said_so_no_more_bytes_are_fetched_in_vain_than_were_begun(seed: int) -> None:
+    carried = Carried(is_expected=False)
+    carried.ref = lambda row: listed(f"{row}.jpg", 1 + row % 100)
+    order, begun_bytes = shuffled(seed=seed), 0
+    for first in range(0, COUNT // 4, 100):
+        carried.open_all(order[first : first + 100])
+        begun_bytes += sum(carried.ref(row).size_bytes for row in order[first : first + 100])
+        assert sum(carried.ref(row).size_bytes for row in carried.held) <= begun_bytes + 100
+    assert carried.fetches > COUNT / 8
+
+
 def test_an_open_after_a_long_time_of_plenty_looks_at_no_more_rows_than_can_be_held() -> None:
-    epoch = ShuffledEpoch(COUNT, COUNT // 8)
+    epoch = ShuffledEpoch(COUNT, COUNT // 8, is_expected=True)
     for row in range(COUNT // 2):
-        epoch.begun(COUNT - 1 - row, is_found=False, is_missed=True)
+        epoch.begun(COUNT - 1 - row, listed("a", 10), is_found=False, is_missed=True)
     looked_at = 0
     while epoch.next() is not None:
         epoch.advance(0)
