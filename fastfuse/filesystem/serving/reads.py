@@ -316,4 +316,5 @@ class Reads:
         hint = self._stale_hint if isinstance(error, ObjectChangedError) else error.hint
         line += f" {hint}" if hint else ""
         self.last_errors.append((moment(), line))
-        self._failures.tell(f"reads that failed with {name} ({type(error).__name__})", str(inode), line)
+        reason = error.reply or type(error).__name__
+        self._failures.tell(f"reads that failed with {name} ({reason})", str(inode), line)
