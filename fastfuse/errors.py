@@ -93,6 +93,8 @@ class ReadError(FastfuseError):
     """One read failed; the mount goes on. Subclasses fix the errno that the reader sees."""
 
     errno = _errno.EIO
+    # What the service answered, or why it did not (`Failure.name`); empty if that is not why.
+    reply = ""
 
 
 class ObjectChangedError(ReadError):

@@ -52,6 +52,8 @@ class _Get:
     ends_s: float
     # The service has asked for fewer requests in reply to one of its attempts.
     is_throttled: bool = False
+    # The failure of the last attempt that has ended, unless the next one may do better.
+    failed: RetryableError | None = None
 
 
 class S3Client:
@@ -194,7 +196,8 @@ class S3Client:
 
     async def _get(self, ref: ObjectRef, start: int, end: int, ends_s: float) -> tuple[Buffer, ReplyHead]:
         began_s = trio.current_time()
-        get, failed = partial(self._get_once, _Get(ref, start, end, ends_s)), None
+        asked = _Get(ref, start, end, ends_s)
+        get, failed = partial(self._get_once, asked), None
         if end - start <= TASK_BYTES and self._is_at_hand(ref.bucket):
             # The connection's own patience ends a stalled reply, and `_refusal` the wait for other credentials. A
             # deadline here would take a fifth of the CPU time.
@@ -212,6 +215,8 @@ class S3Client:
         if self._rate.is_limited:
             told = f"the service throttles ({self._throttled_by})"
             raise UnavailableError(f"{ref.key!r} could not be read in time: {told}.")
+        if asked.failed is not None:  # a busy machine came late to the end of the attempt after it
+            raise asked.failed.error from asked.failed.__cause__
         raise DeadlineError.too_slow(ref.key, self.session.config.deadline_s)
 
     def _is_at_hand(self, bucket: str) -> bool:
@@ -234,6 +239,9 @@ class S3Client:
                     # Whoever could not wait so long has left the turn to the next one.
                     self._rate.sent(turn_s)
             return await self._exchange(route, credentials, get, may_connect=may_connect)
+        except RetryableError as error:
+            get.failed = None if error.is_mended else error
+            raise
         finally:
             self._slots.release()
 

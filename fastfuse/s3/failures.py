@@ -255,6 +255,12 @@ def as_read_error(error: FastfuseError, ref: ObjectRef) -> ReadError:
 
 def read_error(failure: Failure, ref: ObjectRef) -> ReadError:
     """Return the error that the reader of `ref` gets."""
+    error = _read_error(failure, ref)
+    error.reply = failure.name
+    return error
+
+
+def _read_error(failure: Failure, ref: ObjectRef) -> ReadError:
     detail = failure.detail + (f", request {failure.request_id}" if failure.request_id else "")
     match failure.kind:
         case Kind.NO_BUCKET:

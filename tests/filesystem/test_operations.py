@@ -25,6 +25,7 @@ from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadEngine
+from fastfuse.s3.failures import failure_of_reply, read_error
 from tests.index.indexes import table_of
 
 CONTEXT: Any = SimpleNamespace(pid=42)  # all that a handler looks at
@@ -134,23 +135,34 @@ async def test_failed_reads_are_told_at_once_and_then_counted_by_class(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("fastfuse.filesystem.serving.reads.perf_counter", lambda: 100.0)
-    names = [f"{number:03}" for number in range(30)]
+    names = [f"{number:03}" for number in range(60)]
     mounted.operations.swap(refreshed(mounted, dict.fromkeys(names, 1)))
     assert mounted.engine.refreshes == 1
     inodes = [mounted.operations.table.lookup(ROOT, name.encode()) or 0 for name in names]
-    for error, number in ((ObjectChangedError("'k' went."), errno.ESTALE), (UnavailableError("503."), errno.EIO)):
+    ref, files, others = ObjectRef("bucket", "k", 1, ""), inodes[:30], inodes[30:]
+    for error, number, asked in (
+        (ObjectChangedError("'k' went."), errno.ESTALE, files),
+        (UnavailableError("503."), errno.EIO, files),
+        (read_error(failure_of_reply(403, "AccessDenied"), ref), errno.EACCES, files),
+        (read_error(failure_of_reply(400, "KMS.DisabledException"), ref), errno.EACCES, others),
+    ):
         mounted.engine.error = error
-        for inode in inodes:
+        for inode in asked:
             assert await errno_of(mounted.reads.read(inode, 0, 1)) == number
     assert caplog.messages == [
         "a read at 0 failed with ESTALE after 0.0 s: 'k' went. 'fastfuse refresh' shows what is there now.",
         "a read at 0 failed with EIO after 0.0 s: 503.",
+        "a read at 0 failed with EACCES after 0.0 s: The service denies access to 'k' (403 AccessDenied).",
+        "a read at 0 failed with EACCES after 0.0 s: The service cannot decrypt 'k' (400 KMS.DisabledException). "
+        "The key of KMS that encrypts it must be enabled, and not about to be deleted.",
     ]
     caplog.clear()
     await trio.sleep(31)
     assert caplog.messages == [
         "reads that failed with ESTALE (ObjectChangedError): 29 more in the last 30 s, of 29 objects",
         "reads that failed with EIO (UnavailableError): 29 more in the last 30 s, of 29 objects",
+        "reads that failed with EACCES (403 AccessDenied): 29 more in the last 30 s, of 29 objects",
+        "reads that failed with EACCES (400 KMS.DisabledException): 29 more in the last 30 s, of 29 objects",
     ]
 
 
@@ -178,10 +190,11 @@ async def test_the_time_that_a_reader_waited_is_counted_even_if_the_read_fails(
     assert mounted.counters.get("fastfuse_blocked_seconds") - before == 2_500_000
 
 
-async def test_what_the_kernel_asks_for_again_after_a_late_read_fails_at_once_until_a_read_is_answered_d5(
+async def test_what_the_kernel_asks_for_again_after_a_late_read_fails_at_once_until_the_service_is_back_d5(
     mounted: Mounted, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_REMEMBERED_S", 3600.0)
+    now_s = 100.0
+    monkeypatch.setattr(module, "perf_counter", lambda: now_s)
     reads, engine = mounted.reads_within(0.0), mounted.engine  # so every failure is late
     engine.error = UnavailableError("'file': 503 SlowDown")
     assert await errno_of(reads.read(mounted.file, 0, 10)) == errno.EIO
@@ -189,6 +202,10 @@ async def test_what_the_kernel_asks_for_again_after_a_late_read_fails_at_once_un
     assert engine.reads == [(mounted.file, 0, 10)]
     assert caplog.text.count("failed with EIO") == 1
     engine.error = None
+    # Another file's read says nothing of this one's, until the kernel has asked again.
+    assert await reads.read(mounted.archived, 0, 5) == b"x" * 5
+    assert await errno_of(reads.read(mounted.file, 4, 1)) == errno.EIO
+    now_s += 0.5
     assert await reads.read(mounted.archived, 0, 5) == b"x" * 5
     assert await reads.read(mounted.file, 4, 1) == b"x"
 

@@ -271,7 +271,7 @@ def note(failed: FailedReads, read: Read, number: int = errno.EIO, *, took_s: fl
     return failed.note(read, number, took_s=took_s, now_s=now_s)
 
 
-def test_a_page_of_what_failed_late_fails_at_once_for_a_second_or_until_a_read_is_answered() -> None:
+def test_a_page_of_what_failed_late_fails_at_once_for_a_second_or_until_the_service_is_back() -> None:
     failed, page = FailedReads(60.0), Read(7, (2 << 20) - 4096, 4096)
     for soon in (True, False):
         note(failed, Read(7, 1 << 20, 1 << 20), took_s=2.0 if soon else 60.0, now_s=100.0)
@@ -279,8 +279,11 @@ def test_a_page_of_what_failed_late_fails_at_once_for_a_second_or_until_a_read_i
     assert [failed.errno_of(Read(*other), 100.9) for other in ((7, 2 << 20, 4096), (8, 1 << 20, 4096))] == [0, 0]
     assert failed.errno_of(page, 101.1) == 0
     note(failed, page, now_s=100.0)
-    failed.answered()
-    assert failed.errno_of(page, 100.1) == 0
+    # Reads of other files are answered all the time.
+    failed.answered(100.1)
+    assert failed.errno_of(page, 100.1) == errno.EIO
+    failed.answered(100.3)
+    assert failed.errno_of(page, 100.3) == 0
 
 
 def test_a_failure_is_repeated_once_within_a_second_by_the_same_errno() -> None:

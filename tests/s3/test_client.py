@@ -373,6 +373,22 @@ async def test_a_read_has_one_deadline(monkeypatch: pytest.MonkeyPatch, mock_clo
         assert (round(trio.current_time(), 6), server.hostile_replies) == (1.0, 1)
 
 
+async def test_a_read_whose_end_comes_late_tells_why_its_attempts_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may wake it after the time that is left to tell of the last failure."""
+    monkeypatch.setattr("fastfuse.s3.retry_policy.LAST_ATTEMPT_SHARE", 0.0)
+
+    async def reset(peer: hostile.Peer, _: hostile.Request) -> None:
+        peer.reset()
+
+    async with (
+        hostile.serving() as server,
+        aclosing(client_of(replace(IN_A_REGION, endpoint_url=server.url, deadline_s=1))) as reader,
+    ):
+        server.misbehave(reset, accept=None, context="good")
+        with pytest.raises(UnavailableError, match="without an answer|reset"):
+            await reader.get(hostile.REF, 0, 10)
+
+
 async def test_connections_that_a_nat_has_forgotten_cost_a_read_seconds() -> None:
     async with (
         hostile.serving() as server,

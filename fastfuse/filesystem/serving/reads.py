@@ -35,8 +35,8 @@ _log = logging.getLogger(__name__)
 _MOST_TASKS = 2048
 
 # How long a failure is remembered. The kernel asks again within milliseconds, and a program that tries again is to find
-# a service that is back.
-_REMEMBERED_S = 1.0
+# a service that is back. So where other reads are answered, it is remembered only until the kernel has asked again.
+_REMEMBERED_S, _ASKED_AGAIN_S = 1.0, 0.25
 
 # The time in which all suspects begin, one by one, after the first death; ten times as long after each further one,
 # because workers die of their bytes, and these come from the service.
@@ -57,7 +57,7 @@ class FailedReads:
     def __init__(self, deadline_s: float) -> None:
         # A read that joins a GET of another one comes late to it.
         self._late_s = deadline_s / 2
-        # Those that failed late, unless a read was answered since.
+        # Those that failed late, unless a read was answered since, and the kernel has had the time to ask again.
         self._late: deque[tuple[float, Read, int]] = deque(maxlen=_MOST_TASKS)
         # Those that the kernel has not asked for again, each by its inode and errno, oldest first.
         self._told: dict[tuple[int, int], tuple[float, Read]] = {}
@@ -77,10 +77,10 @@ class FailedReads:
         self._told[read.inode, number] = now_s, read
         return False
 
-    def answered(self) -> None:
-        """Note that a read was answered: the service is back."""
-        if self._late:
-            self._late.clear()
+    def answered(self, now_s: float) -> None:
+        """Note that a read was answered: the service is back, but perhaps not for the object of a read that failed."""
+        while self._late and self._late[0][0] < now_s - _ASKED_AGAIN_S:
+            self._late.popleft()
 
     def errno_of(self, read: Read, now_s: float) -> int:
         """Return what the late read failed with that `read` repeats, at least in part; 0 if there is none."""
@@ -237,7 +237,7 @@ class Reads:
             if self.in_hand.is_poisoned(read):
                 raise ReadError(f"{ref.key!r} is not read: workers died of it.")
             buffer = await self._engine.read(inode, ref, offset, size_bytes, self._ends_s(came_s))
-            self._failed_reads.answered()
+            self._failed_reads.answered(perf_counter())
             if buffer and ref.storage_class in self.table.unread_classes:
                 self._operations.read_archived(is_refused=False)
         except ReadError as error:
@@ -288,7 +288,7 @@ class Reads:
             return None
         if data is not None:
             took_s = perf_counter() - began_s
-            self._failed_reads.answered()
+            self._failed_reads.answered(began_s)
             self.count(len(data), took_s)
             if self.watched is not None:
                 self.watched.note(Access(time() - took_s, process, inode, offset, size_bytes, "hit", took_s, 0))
@@ -319,4 +319,5 @@ class Reads:
         hint = self._stale_hint if isinstance(error, ObjectChangedError) else error.hint
         line += f" {hint}" if hint else ""
         self.last_errors.append((moment(), line))
-        self._failures.tell(f"reads that failed with {name} ({type(error).__name__})", str(inode), line)
+        reason = error.reply or type(error).__name__
+        self._failures.tell(f"reads that failed with {name} ({reason})", str(inode), line)
