@@ -153,7 +153,7 @@ class Prefetcher:
         row = _known(self.current_table().row, inode)
         if row is not None:  # else a refresh has taken it out of the table
             self._drop_rows(self._listed.begun(row))
-            ref = self._ref(inode) if is_found or is_missed else None
+            ref = self._ref(inode) if self._guesses and (is_found or is_missed) else None
             if self._shuffled.begun(row, ref, is_found=is_found, is_missed=is_missed):
                 self._drop(self._pool.guesses())
         self._unheeded += 1
@@ -196,6 +196,11 @@ class Prefetcher:
         max_held_files, is_expected = self._pool.expected.max_parts, self._config.expects_every_file
         return ShuffledEpoch(row_count, max_held_files, is_expected=is_expected)
 
+    @property
+    def _guesses(self) -> bool:
+        """True if files are fetched that are merely likely to be read."""
+        return self._config.expects_every_file or self._own_pace.is_far
+
     def _pump(self) -> None:
         """Start all fetches that are wanted and allowed."""
         self._unheeded = 0
@@ -222,7 +227,7 @@ class Prefetcher:
                 return part
         part = self._part_of(self._listed)
         # A guess takes what room there is, and of nobody's; an order that is announced has all of it.
-        if part is None and all(announcer.decisions.is_spent for announcer in self._announcers):
+        if part is None and self._guesses and all(announcer.decisions.is_spent for announcer in self._announcers):
             part = self._part_of(self._shuffled)
         return part
 

@@ -385,7 +385,7 @@ async def test_a_read_whose_end_comes_late_tells_why_its_attempts_failed(monkeyp
         aclosing(client_of(replace(IN_A_REGION, endpoint_url=server.url, deadline_s=1))) as reader,
     ):
         server.misbehave(reset, accept=None, context="good")
-        with pytest.raises(UnavailableError, match="without an answer|reset"):
+        with pytest.raises(UnavailableError, match=r"without an answer|reset"):
             await reader.get(hostile.REF, 0, 10)
 
 
