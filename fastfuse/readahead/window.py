@@ -19,6 +19,8 @@ reads. A cursor that began where a sequential one has been or is about to come i
 
 * A random read fetches exactly its pages. If runs have lately been of about one length, it fetches all of such a run,
   for which the kernel would send one request after the other. What such reads wait for is counted in `pace`.
+* Where several readers take turns, a run goes on behind another's jump. It is sequential only if it is clearly longer
+  than all those that ended last. Until then a read fetches as far as the shortest of those that became longer.
 * A single page behind what was fetched belongs to a map that is read page by page (`MADV_RANDOM`). It fetches as much
   as its run has, or what the kernel asks for elsewhere: else each page would wait for a GET of its own.
 * Reads that each end where the last began are *descending*: memcpy reads a map backwards where that suits the
@@ -52,7 +54,10 @@ _MIDDLE_GROWTH = 1
 _PROVEN_BYTES = 4 << 20
 _GROWTH = 8
 # Readers at different places and early requests that are told apart: Linux has 12 background requests by default.
-_MAX_CURSORS = 16
+# Sequential readers, also those that have finished, and others do not displace one another.
+_MAX_SEQUENTIAL, _MAX_OTHERS = 16, 24
+# Most likely a run is over that was not read during so many reads of the file.
+_IDLE_READS = 64
 # A run longer than this, met by another cursor, is a second reader and no early request: the kernel has less than this
 # of its readahead in flight for one file (read_ahead_kb twice, where an administrator has set 8 MiB).
 _REORDERED_BYTES = 16 << 20
@@ -134,7 +139,7 @@ class Window:
 
     def read(self, offset: int, end: int) -> Cursor:
         """Note that a reader asked for ``[offset, end)``, not empty and within the file. Return its cursor."""
-        runs = self._runs
+        runs, last = self._runs, self._last
         self._reads += 1
         self.faults.read(offset, end)
         cursor = runs.pop(offset, None)
@@ -144,9 +149,11 @@ class Window:
             cursor.ascend(end)
         if runs:
             cursor = self._merge(cursor)
+        cursor.read_at = self._reads
+        if last is not None and last is not cursor and cursor.reads > 1:
+            last.is_shared = True
         if not cursor.sequential:
             self._promote(cursor)
-        cursor.read_at = self._reads
         runs[cursor.position] = cursor
         if not cursor.is_tail:
             self._last = cursor
@@ -285,15 +292,23 @@ class Window:
                 cursor.follow(next((run for run in runs.values() if run.steps_to(offset)), self.latest[-1]))
         if not cursor.is_tail:
             self.latest.append(cursor)
-        if len(runs) >= _MAX_CURSORS:
-            victim = next((c for c in runs.values() if not c.sequential), None) or next(iter(runs.values()))
-            del runs[victim.position]
-            victim.stride = None  # or each stride would keep the one before it for ever
-            self._lengths.ended(victim.run_bytes)
-            self._leave(victim)
+        self._end_runs()
         if cursor.sequential:
             self._leave_others(cursor)
         return cursor
+
+    def _end_runs(self) -> None:
+        """Note the runs that are over. Forget the least recent one of each kind that has no place for another."""
+        for run in self._runs.values():
+            if run.read_at <= self._reads - _IDLE_READS:
+                self._lengths.ended(run)
+        for is_sequential, most in ((True, _MAX_SEQUENTIAL), (False, _MAX_OTHERS)):
+            alike = [run for run in self._runs.values() if run.sequential == is_sequential]
+            if len(alike) >= most:
+                victim = self._runs.pop(alike[0].position)
+                victim.stride = None  # or each stride would keep the one before it for ever
+                self._lengths.ended(victim)
+                self._leave(victim)
 
     def _leave_others(self, cursor: Cursor) -> None:
         """Leave the runs that were not read since `cursor` began: most likely they are its reader's, before a jump."""
@@ -309,7 +324,7 @@ class Window:
 
     def _promote(self, cursor: Cursor) -> None:
         """Make `cursor`, of unknown kind, sequential or descending if it is by now."""
-        if cursor.reads < _SEQUENTIAL_READS or not self._lengths.is_exceeded_by(cursor.run_bytes):
+        if cursor.reads < _SEQUENTIAL_READS or not self._lengths.are_exceeded_by(cursor):
             return
         if cursor.stride is not None and cursor.stride.has_longer(cursor, self._part_bytes):
             return
@@ -392,8 +407,7 @@ class Window:
     def _random_range(self, cursor: Cursor, start: int, end: int, *, reads_on: bool) -> tuple[int, int, int]:
         """Return what to fetch for a random read of ``[start, end)``, and how much per GET.
 
-        `reads_on`: it is a page alone, and what lies before it was fetched, though the run may be forgotten, as many
-        readers have many.
+        `reads_on`: it is a page alone, and what lies before it was fetched, though the run may be forgotten.
         """
         most_bytes = self._config.part_size_bytes
         if cursor.is_tail:
@@ -411,6 +425,10 @@ class Window:
             usual = (end - usual_bytes, end) if before.descents else (start, start + usual_bytes)
             if end - start < usual_bytes <= self._first_bytes and usual[0] >= 0:
                 return usual[0], min(usual[1], self._size), max(end - start, self._first_bytes // OPENING_PARTS)
+        likely_end = cursor.begin + min(self._lengths.likely_bytes(start - cursor.begin), self._cap_bytes)
+        if likely_end > end:
+            step_bytes = max(end - start, self._first_bytes // OPENING_PARTS, (likely_end - start) // OPENING_PARTS)
+            return start, min(likely_end, self._size), min(step_bytes + -step_bytes % PAGE_BYTES, most_bytes)
         return start, end, most_bytes
 
     def _next_below(self, cursor: Cursor) -> tuple[int, int] | None:
