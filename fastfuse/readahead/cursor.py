@@ -23,6 +23,8 @@ _WENT_ON = 2
 # The next run is foretold by this many, where all but the two shortest and the two longest are alike.
 _RUNS = 12
 _ALIKE = 1.1
+# So many runs of several readers that became longer than one is by now tell how long that one will be at least.
+_LONGER_RUNS = 3
 # Runs of a few pages count as alike: a map that is read at random is faulted page by page, and a GET of so much takes
 # hardly longer than one of a page.
 _SHORT_BYTES = 32 << 10
@@ -44,8 +46,8 @@ class Cursor:
     """One run of reads. Invariants: ``begin < position``; no gap in ``[begin, position)`` is as long as a request."""
 
     __slots__ = (
-        *("_hole", "ahead_until", "began_at", "begin", "below", "credit_bytes", "descending", "descents", "is_tail"),
-        *("pace", "position", "read_at", "reads", "sequential", "stride"),
+        *("_hole", "ahead_until", "began_at", "begin", "below", "credit_bytes", "descending", "descents"),
+        *("is_shared", "is_tail", "pace", "position", "read_at", "reads", "sequential", "stride"),
     )
 
     def __init__(self, begin: int, end: int, number: int = 0) -> None:
@@ -62,6 +64,8 @@ class Cursor:
         self.descending = False
         # The run is a look at the file's end, as formats with a footer begin; it foretells nothing.
         self.is_tail = False
+        # Another run was read on after a read of this one: readers take turns. False again once its end is noted.
+        self.is_shared = False
         # Everything below was commanded, as demand or ahead.
         self.ahead_until = begin
         # What the run counts for in addition, when it continues another one.
@@ -77,6 +81,11 @@ class Cursor:
     def run_bytes(self) -> int:
         """The length of the run."""
         return self.position - self.begin
+
+    @property
+    def is_interleaved(self) -> bool:
+        """True if more than a quarter of the reads from its first to its last were others'."""
+        return 4 * self.reads < 3 * (1 + self.read_at - self.began_at)
 
     @property
     def is_strided(self) -> bool:
@@ -234,38 +243,50 @@ class Latest(deque[Cursor]):
 class RunLengths:
     """The lengths of one file's runs: they tell random reads from sequential ones, and foretell the next run.
 
-    A jump ends a run if nobody else reads meanwhile; otherwise a run ends when nothing has continued it for long. Both
-    kinds of ends are looked at, each for itself.
+    A jump ends a run if nobody else reads meanwhile; the run of one of several readers ends when nothing has continued
+    it for long. Both kinds of ends are looked at, each for itself.
     """
 
-    __slots__ = ("_ended", "_jumped", "_jumped_bytes", "_longest_bytes", "_part_bytes")
+    __slots__ = ("_ended", "_jumped", "_jumped_bytes", "_part_bytes")
 
     def __init__(self, part_bytes: int) -> None:
-        """Begin without runs. Those of more than `part_bytes` were worth readahead, and say nothing about the next."""
+        """Begin without runs. After one of more than `part_bytes`, which was worth readahead, a jump says nothing."""
         self._part_bytes = part_bytes
         self._jumped: deque[int] = deque(maxlen=_RUNS)
-        self._ended: deque[int] = deque(maxlen=_RUNS)
-        self._jumped_bytes = self._longest_bytes = 0
+        self._ended: deque[int] = deque(maxlen=2 * _RUNS)
+        self._jumped_bytes = 0
 
     @property
     def usual_bytes(self) -> int:
         """The length that the next run will have, or 0 if runs differ."""
-        return max(_usual(self._jumped), _usual(self._ended))
+        return _usual(self._jumped)
+
+    def likely_bytes(self, run_bytes: int) -> int:
+        """Return the length of the shortest run of several readers that was longer than `run_bytes`, 0 if unknown."""
+        longer = [length for length in self._ended if length > run_bytes]
+        return min(longer) if len(longer) >= _LONGER_RUNS and self._knows_ends else 0
+
+    @property
+    def _knows_ends(self) -> bool:
+        return len(self._ended) >= _RUNS
 
     def jumped(self, run_bytes: int) -> None:
         """Note that a read elsewhere follows on a run of `run_bytes`."""
         self._jumped.append(run_bytes)
         self._jumped_bytes = run_bytes if run_bytes <= self._part_bytes else 0
 
-    def ended(self, run_bytes: int) -> None:
-        """Note that nothing will continue a run of `run_bytes`, because it is long ago."""
-        self._ended.append(run_bytes)
-        run_bytes = run_bytes if run_bytes <= self._part_bytes else 0
-        self._longest_bytes = max(run_bytes, (3 * self._longest_bytes + run_bytes) // 4)
+    def ended(self, run: Cursor) -> None:
+        """Note that nothing will continue `run`, because it is long ago."""
+        if run.is_shared:
+            self._ended.append(run.run_bytes)
+            run.is_shared = False
 
-    def is_exceeded_by(self, run_bytes: int) -> bool:
-        """Return whether a run of `run_bytes` is longer than random runs are, or will most likely be much longer."""
-        if run_bytes > _LONGER * max(self._jumped_bytes, self._longest_bytes):
+    def are_exceeded_by(self, run: Cursor) -> bool:
+        """Return whether `run` is longer than random runs are, or will most likely be much longer."""
+        run_bytes = run.run_bytes
+        if run.is_interleaved and self._knows_ends:
+            return run_bytes > _LONGER * max(self._ended)
+        if run_bytes > _LONGER * self._jumped_bytes:
             return True
         reached = [length for length in self._jumped if length >= run_bytes]
         if not reached or len(self._jumped) < _RUNS or self.usual_bytes:

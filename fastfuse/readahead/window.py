@@ -19,6 +19,8 @@ reads. A cursor that began where a sequential one has been or is about to come i
 
 * A random read fetches exactly its pages. If runs have lately been of about one length, it fetches all of such a run,
   for which the kernel would send one request after the other. What such reads wait for is counted in `pace`.
+* Where several readers take turns, a run goes on behind another's jump. It is sequential only if it is clearly longer
+  than all those that ended last. Until then a read fetches as far as the shortest of those that became longer.
 * A single page behind what was fetched belongs to a map that is read page by page (`MADV_RANDOM`). It fetches as much
   as its run has, or what the kernel asks for elsewhere: else each page would wait for a GET of its own.
 * Reads that each end where the last began are *descending*: memcpy reads a map backwards where that suits the
@@ -40,6 +42,7 @@ from fastfuse.readahead.cursor import Cursor, Faults, Latest, RunLengths
 from fastfuse.readahead.limits import KERNEL_PAGE_BYTES, KERNEL_REQUEST_BYTES, PAGE_BYTES, ReadaheadConfig, Share
 from fastfuse.readahead.pace import ReaderPace, ServicePace
 from fastfuse.readahead.ranges import OPENING_PARTS, grown_part_bytes
+from fastfuse.readahead.runs import Runs
 
 # Linux takes the second consecutive read as a sign; one more, as a wrong guess here costs a GET.
 _SEQUENTIAL_READS = 3
@@ -51,11 +54,6 @@ _MIDDLE_GROWTH = 1
 # one GET and the file before was read to its end. A reader from the middle may read a tensor, which ends.
 _PROVEN_BYTES = 4 << 20
 _GROWTH = 8
-# Readers at different places and early requests that are told apart: Linux has 12 background requests by default.
-_MAX_CURSORS = 16
-# A run longer than this, met by another cursor, is a second reader and no early request: the kernel has less than this
-# of its readahead in flight for one file (read_ahead_kb twice, where an administrator has set 8 MiB).
-_REORDERED_BYTES = 16 << 20
 # Where memory is short, more and smaller parts of a window hide the time to the first byte better. Where many files
 # share it, there are no more parts than two thirds of what each may have in flight.
 _PARTS_PER_WINDOW = 20
@@ -83,8 +81,7 @@ class Window:
         self._is_small = size_bytes <= config.part_size_bytes
         self._config = config
         self._service = service
-        # By position, least recently used first.
-        self._runs: dict[int, Cursor] = {}
+        self._runs = Runs()
         self._last: Cursor | None = None
         self.latest = Latest()
         self._reads = 0
@@ -134,21 +131,19 @@ class Window:
 
     def read(self, offset: int, end: int) -> Cursor:
         """Note that a reader asked for ``[offset, end)``, not empty and within the file. Return its cursor."""
-        runs = self._runs
+        runs, last = self._runs, self._last
         self._reads += 1
         self.faults.read(offset, end)
-        cursor = runs.pop(offset, None)
-        if cursor is None:
-            cursor = self._descend(offset, end) or self._skip(offset, end) or self._start(offset, end)
-        else:
-            cursor.ascend(end)
+        cursor = runs.take(offset, end) or self._start(offset, end)
         if runs:
-            cursor = self._merge(cursor)
+            cursor = runs.merge(cursor)
+        cursor.read_at = self._reads
+        if last is not None and last is not cursor and cursor.reads > 1:
+            last.is_shared = True
         if not cursor.sequential:
             self._promote(cursor)
         if cursor.pace is not None and not (cursor.begin or self._is_cached):
             self._service.came_to(cursor.pace, cursor.position, self._size)
-        cursor.read_at = self._reads
         runs[cursor.position] = cursor
         if not cursor.is_tail:
             self._last = cursor
@@ -257,24 +252,6 @@ class Window:
         self.latest = Latest()
         self._lengths = RunLengths(self._config.part_size_bytes)
 
-    def _descend(self, offset: int, end: int) -> Cursor | None:
-        """Return the run of unknown kind that begins at `end`, and take it off the books, to be put back."""
-        for cursor in self._runs.values():
-            if cursor.begin == end and not cursor.sequential:
-                del self._runs[cursor.position]
-                cursor.descend(offset)
-                return cursor
-        return None
-
-    def _skip(self, offset: int, end: int) -> Cursor | None:
-        """Return the run that goes on at `offset`, some bytes left out, and take it off the books, to be put back."""
-        for cursor in self._runs.values():
-            if cursor.skips_to(offset, end):
-                del self._runs[cursor.position]
-                cursor.skip(offset, end)
-                return cursor
-        return None
-
     def _start(self, offset: int, end: int) -> Cursor:
         runs = self._runs
         cursor = Cursor(offset, end, self._reads)
@@ -290,12 +267,8 @@ class Window:
                 cursor.follow(next((run for run in runs.values() if run.steps_to(offset)), self.latest[-1]))
         if not cursor.is_tail:
             self.latest.append(cursor)
-        if len(runs) >= _MAX_CURSORS:
-            victim = next((c for c in runs.values() if not c.sequential), None) or next(iter(runs.values()))
-            del runs[victim.position]
-            victim.stride = None  # or each stride would keep the one before it for ever
-            self._lengths.ended(victim.run_bytes)
-            self._leave(victim)
+        for ended in runs.make_room(self._reads, self._lengths):
+            self._leave(ended)
         if cursor.sequential:
             self._leave_others(cursor)
         return cursor
@@ -314,7 +287,7 @@ class Window:
 
     def _promote(self, cursor: Cursor) -> None:
         """Make `cursor`, of unknown kind, sequential or descending if it is by now."""
-        if cursor.reads < _SEQUENTIAL_READS or not self._lengths.is_exceeded_by(cursor.run_bytes):
+        if cursor.reads < _SEQUENTIAL_READS or not self._lengths.are_exceeded_by(cursor):
             return
         if cursor.stride is not None and cursor.stride.has_longer(cursor, self._part_bytes):
             return
@@ -343,23 +316,6 @@ class Window:
                 if offset < max(cursor.ahead_until, cursor.position + near_bytes):
                     return cursor
         return None
-
-    def _merge(self, cursor: Cursor) -> Cursor:
-        """Absorb early requests that `cursor` has reached. Return it, or a longer run that was here before."""
-        runs = self._runs
-        other: Cursor | None = cursor
-        while other is not None:
-            near = (run for run in runs.values() if run.begin == cursor.position)
-            other = next((run for run in near if run.run_bytes <= _REORDERED_BYTES), None)
-            if other is not None:
-                del runs[other.position]
-                cursor.absorb(other)
-        twin = runs.pop(cursor.position, None)
-        if twin is not None and twin.run_bytes >= cursor.run_bytes:
-            cursor, twin = twin, cursor
-        if twin is not None:
-            twin.stride = None
-        return cursor
 
     def _window_bytes(self, cursor: Cursor) -> int:
         run_bytes = cursor.run_bytes + cursor.credit_bytes
@@ -407,8 +363,7 @@ class Window:
     def _random_range(self, cursor: Cursor, start: int, end: int, *, reads_on: bool) -> tuple[int, int, int]:
         """Return what to fetch for a random read of ``[start, end)``, and how much per GET.
 
-        `reads_on`: it is a page alone, and what lies before it was fetched, though the run may be forgotten, as many
-        readers have many.
+        `reads_on`: it is a page alone, and what lies before it was fetched, though the run may be forgotten.
         """
         most_bytes = self._config.part_size_bytes
         if cursor.is_tail:
@@ -426,6 +381,10 @@ class Window:
             usual = (end - usual_bytes, end) if before.descents else (start, start + usual_bytes)
             if end - start < usual_bytes <= self._first_bytes and usual[0] >= 0:
                 return usual[0], min(usual[1], self._size), max(end - start, self._first_bytes // OPENING_PARTS)
+        likely_end = cursor.begin + min(self._lengths.likely_bytes(start - cursor.begin), self._cap_bytes)
+        if likely_end > end:
+            step_bytes = max(end - start, self._first_bytes // OPENING_PARTS, (likely_end - start) // OPENING_PARTS)
+            return start, min(likely_end, self._size), min(step_bytes + -step_bytes % PAGE_BYTES, most_bytes)
         return start, end, most_bytes
 
     def _next_below(self, cursor: Cursor) -> tuple[int, int] | None:

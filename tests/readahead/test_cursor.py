@@ -5,6 +5,8 @@ import pytest
 from fastfuse.readahead.cursor import Cursor, Latest, RunLengths
 from tests.readahead.readers import KIB, MIB
 
+GIB = 1 << 30
+
 
 @pytest.mark.parametrize(
     ("offset", "end", "belongs"),
@@ -95,40 +97,55 @@ def lengths(*runs: int) -> RunLengths:
 
 
 def test_without_a_jump_any_run_may_go_on() -> None:
-    assert lengths().is_exceeded_by(1)
+    assert lengths().are_exceeded_by(Cursor(0, 1))
     assert lengths().usual_bytes == 0
 
 
 @pytest.mark.parametrize("run_bytes", [4 * KIB, 512 * KIB, 8 * MIB])
 def test_after_a_jump_a_run_is_sequential_when_it_is_longer_by_half(run_bytes: int) -> None:
     known = lengths(run_bytes)
-    assert not known.is_exceeded_by(run_bytes * 3 // 2)
-    assert known.is_exceeded_by(run_bytes * 3 // 2 + 1)
+    assert not known.are_exceeded_by(Cursor(0, run_bytes * 3 // 2))
+    assert known.are_exceeded_by(Cursor(0, run_bytes * 3 // 2 + 1))
 
 
 def test_a_long_run_before_the_jump_says_nothing() -> None:
-    assert lengths(100 * MIB).is_exceeded_by(MIB)
+    assert lengths(100 * MIB).are_exceeded_by(Cursor(0, MIB))
 
 
-def test_runs_that_ended_count_also_while_others_jump_in_the_middle_of_theirs() -> None:
+def ended(*runs: int) -> RunLengths:
     known = lengths(128 * KIB)
-    known.ended(4 * MIB)
-    known.ended(100 * MIB)  # which was worth readahead
-    known.jumped(128 * KIB)
-    assert not known.is_exceeded_by(4 * MIB)
-    assert known.is_exceeded_by(6 * MIB + 1)
-    for _ in range(20):
-        known.ended(128 * KIB)
-    assert known.is_exceeded_by(MIB)
+    for run_bytes in runs:
+        run = Cursor(MIB, MIB + run_bytes)
+        run.is_shared = True
+        for _ in range(2):  # noted once
+            known.ended(run)
+    return known
+
+
+def test_a_run_of_one_of_several_readers_is_sequential_when_it_is_longer_by_half_than_all_that_ended() -> None:
+    run = Cursor(GIB, GIB + 6 * MIB)
+    run.read_at = 10
+    assert run.is_interleaved
+    assert ended(*[4 * MIB] * 11).are_exceeded_by(run)  # too few to tell
+    assert not ended(4 * MIB, *[MIB] * 23).are_exceeded_by(run)
+    assert ended(4 * MIB, *[MIB] * 24).are_exceeded_by(run)
+    run.reads = 9
+    assert ended(*[4 * MIB] * 24).are_exceeded_by(run)  # its reader is as good as alone
+
+
+def test_a_run_of_one_of_several_readers_will_be_as_long_as_the_shortest_of_those_that_went_on() -> None:
+    known = ended(*[MIB] * 9, 4 * MIB, 8 * MIB, 8 * MIB)
+    assert [known.likely_bytes(mib * MIB) for mib in (0, 1, 3, 4)] == [MIB, 4 * MIB, 4 * MIB, 0]
+    assert ended(*[MIB] * 11).likely_bytes(0) == 0
 
 
 def test_of_runs_that_differ_one_is_sequential_if_those_that_came_so_far_were_twice_as_long_on_average() -> None:
     runs = [4 * KIB, 512 * KIB, 4 * MIB, 8 * MIB] * 3
-    assert lengths(*runs).is_exceeded_by(3 * MIB - 1)
-    assert not lengths(*runs).is_exceeded_by(3 * MIB)
-    assert not lengths(*runs[:11], 8 * MIB).is_exceeded_by(8 * MIB)
-    assert not lengths(*runs[1:]).is_exceeded_by(3 * MIB - 1)  # too few to tell
-    assert not lengths(*[4 * KIB] * 2, *[4 * MIB] * 9, 8 * MIB).is_exceeded_by(MIB)  # they do not differ
+    assert lengths(*runs).are_exceeded_by(Cursor(0, 3 * MIB - 1))
+    assert not lengths(*runs).are_exceeded_by(Cursor(0, 3 * MIB))
+    assert not lengths(*runs[:11], 8 * MIB).are_exceeded_by(Cursor(0, 8 * MIB))
+    assert not lengths(*runs[1:]).are_exceeded_by(Cursor(0, 3 * MIB - 1))  # too few to tell
+    assert not lengths(*[4 * KIB] * 2, *[4 * MIB] * 9, 8 * MIB).are_exceeded_by(Cursor(0, MIB))  # they do not differ
 
 
 def test_twelve_runs_of_about_one_length_or_a_few_pages_foretell_the_longest() -> None:
@@ -144,11 +161,3 @@ def test_two_shorter_and_two_longer_runs_among_them_do_not_matter_but_three_do()
     assert lengths(4 * KIB, 4 * KIB, *alike[:8], 8 * MIB, 8 * MIB).usual_bytes == 512 * KIB
     assert lengths(4 * KIB, 4 * KIB, 4 * KIB, *alike).usual_bytes == 0
     assert lengths(*alike, 8 * MIB, 8 * MIB, 8 * MIB).usual_bytes == 0
-
-
-def test_threads_whose_jumps_cut_each_others_runs_are_known_by_the_runs_that_ended() -> None:
-    known = lengths(*[128 * KIB, 384 * KIB] * 6)
-    assert known.usual_bytes == 0
-    for _ in range(12):
-        known.ended(512 * KIB)
-    assert known.usual_bytes == 512 * KIB

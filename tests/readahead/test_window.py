@@ -2,6 +2,7 @@
 
 import gc
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -86,7 +87,7 @@ def test_random_reads_do_not_make_a_sequential_reader_forgotten() -> None:
         pool.read(place * GIB, place * GIB + 4 * KIB)
     cursor = pool.read(64 * MIB, 65 * MIB)
     assert cursor.begin == 0
-    assert len(pool.window.cursors) == 16
+    assert len(pool.window.cursors) == 25
 
 
 def test_the_least_recent_of_sixteen_sequential_readers_makes_room_for_another() -> None:
@@ -232,6 +233,8 @@ def test_pieces_of_a_stride_that_all_go_down_to_the_beginning_foretell_nothing(p
     places = [16 * KIB * piece for piece in range(1, 5)]
     for place in places:
         pool.read(place, place + 4 * KIB)
+    for begin in (950 * MIB, 970 * MIB):
+        pool.read(begin, begin + 120 * KIB)
     for place in places:
         for end in range(place, 0, -8 * KIB):
             cursor = pool.read(end - 8 * KIB, end)
@@ -327,6 +330,40 @@ def test_threads_that_read_chunks_at_random_are_no_longer_taken_for_sequential_r
                 pool.read(offset + step * MIB, offset + (step + 1) * MIB)
         fetched.append(sum(end - start for start, end in pool.fetched))
     assert fetched[-1] - fetched[5] <= 1.05 * 24 * 4 * 4 * MIB
+
+
+@pytest.mark.parametrize(
+    ("readers", "chunks_mib", "most_waits", "most_bytes"),
+    [
+        (4, range(1, 9), 4.3, 1.15),
+        (8, range(2, 13), 6.2, 1.07),
+        (16, range(2, 13), 6.2, 1.05),
+        (8, [16], 1.2, 1.12),
+        (8, [1, 1, 1, 8], 1.5, 1.15),  # whoever asks for little gets no more
+    ],
+)
+def test_chunks_that_several_readers_read_at_random_wait_for_few_gets_and_fetch_little_more(
+    readers: int, chunks_mib: Sequence[int], most_waits: float, most_bytes: float
+) -> None:
+    """Waits for each chunk of 1 MiB requests, and bytes for each that is read, once a hundred chunks were read."""
+    chances, pool = random.Random(1), EndlessPool(1 << 42)
+    chunks = [range(0)] * readers
+    begun = waits = read_bytes = known_bytes = 0
+    while begun < 200:
+        reader = chances.randrange(readers)
+        if not chunks[reader]:
+            begin = begun * 10 * GIB + chances.randrange(GIB // PAGE) * PAGE
+            chunks[reader] = range(begin, begin + chances.choice(chunks_mib) * MIB, MIB)
+            begun += 1
+            if begun == 100:
+                waits, read_bytes, known_bytes = 0, 0, sum(end - start for start, end in pool.fetched)
+        offset, chunks[reader] = chunks[reader][0], chunks[reader][1:]
+        waits += pool.gap(offset) is not None
+        pool.read(offset, offset + MIB)
+        read_bytes += MIB
+    fetched_bytes = sum(end - start for start, end in pool.fetched) - known_bytes
+    assert waits <= 100 * most_waits
+    assert fetched_bytes <= most_bytes * read_bytes
 
 
 def begun(service: ServicePace, mib_s: float, mib: int) -> EndlessPool:

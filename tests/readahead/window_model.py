@@ -40,7 +40,7 @@ class EndlessPool:
     def read(self, offset: int, end: int) -> Cursor:
         cursor = self.window.read(offset, end)
         assert cursor.begin < cursor.position
-        assert len(self.window.cursors) <= 16
+        assert len(self.window.cursors) <= 40
         position, is_page = offset, end - offset <= PAGE_BYTES
         while position < end:
             gap = self.gap(position)
