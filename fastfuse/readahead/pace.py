@@ -143,6 +143,10 @@ class ServicePace:
             self._left_at.append(pace.position + -pace.position % _LEFT_STEP_BYTES)
             self.left_bytes = max(self._left_at) if len(self._left_at) == _LEFT_FILES else 0
 
+    def forget(self, pace: "ReaderPace") -> None:
+        """Forget the reader of `pace`, which was not left: another one goes on for it."""
+        self._begun.pop(pace, None)
+
     def needed(self, window_bytes: int, *, or_more: bool = False) -> None:
         """Note that `window_bytes` keep a reader fed."""
         usual = self._usual_window_bytes
@@ -263,6 +267,10 @@ class ReaderPace:
         other._peak_bytes, other._margin = self._peak_bytes, self._margin
         other.limit_bytes = self.limit_bytes
         return other
+
+    def joined_another(self) -> None:
+        """Note that another reader of the file has come to the same place, and goes on for both."""
+        self._service.forget(self)
 
     def came_to_end(self, most_bytes: int) -> None:
         """Note that the file was read to its end. If a GET takes longer, its reader needs what it would have taken."""

@@ -52,6 +52,8 @@ class Runs(dict[int, Cursor]):
             cursor, twin = twin, cursor
         if twin is not None:
             twin.stride = None
+            if twin.pace is not None:
+                twin.pace.joined_another()
         return cursor
 
     def make_room(self, reads: int, lengths: RunLengths) -> Iterator[Cursor]:
