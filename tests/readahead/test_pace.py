@@ -215,6 +215,18 @@ def test_a_file_that_is_read_on_was_not_left() -> None:
     assert (known.left_bytes, known.was_left_early) == (0, False)
 
 
+def test_readers_that_take_turns_are_taken_for_gone_only_once() -> None:
+    known = ServicePace()
+    for is_first in (True, False):
+        paces = read_in_turn(known, *[MIB] * 16)
+        assert known.left_bytes == MIB * is_first
+        for end in range(2, 64):
+            for pace in paces:
+                known.came_to(pace, end * MIB, 64 * MIB)
+    read_in_turn(known, *[MIB] * 40)
+    assert known.left_bytes == MIB
+
+
 def test_a_file_whose_reader_waits_was_not_left() -> None:
     known = ServicePace()
     read_in_turn(known, 16 * KIB)[0].waits(0.0)
