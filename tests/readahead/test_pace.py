@@ -388,6 +388,14 @@ def test_gets_that_a_busy_machine_delays_change_nothing_and_a_slower_service_doe
     assert not own.is_faster
 
 
+def test_a_service_is_far_if_none_of_its_latest_gets_takes_less_than_5_ms() -> None:
+    assert own_pace(16).is_far
+    assert own_pace(16, 0.005).is_far
+    assert not own_pace(16, 0.02, 0.0049).is_far
+    assert not own_pace(16, *[0.001, *[0.02] * 1000] * 3).is_far
+    assert own_pace(16, 0.001, *[0.02] * 2000).is_far
+
+
 def test_readers_that_have_gone_do_not_count() -> None:
     own = own_pace(16, 0.001)
     for _ in range(320):
