@@ -199,7 +199,7 @@ class Prefetcher:
     @property
     def _guesses(self) -> bool:
         """True if files are fetched that are merely likely to be read."""
-        return self._config.expects_every_file or self._own_pace.is_far
+        return not self._shuffled.is_over and (self._config.expects_every_file or self._own_pace.is_far)
 
     def _pump(self) -> None:
         """Start all fetches that are wanted and allowed."""

@@ -60,6 +60,11 @@ class ShuffledEpoch:
         # How many bytes may be fetched now.
         self._spare_bytes: float = inf if self._is_expected else 0
 
+    @property
+    def is_over(self) -> bool:
+        """True if nothing is fetched any more: there are too many files, or most were fetched in vain."""
+        return not self._row_count
+
     def begun(self, row: int, ref: ObjectRef | None, *, is_found: bool, is_missed: bool) -> bool:
         """Note that a small file was begun. Return whether this ends the last pass; what is held then is for nobody.
 
