@@ -17,8 +17,10 @@ _FIRST_SAMPLE_FILES, _SAMPLE_FILES = 16, 1024
 _FEW_READERS = 4
 # The least time of late, for a busy machine makes single GETs take any time. A greater one is believed within 50.
 _GROWTH = 1.02
-# Where no GET takes less, what is not sure to be read is worth the interpreter's time: docs/MEASUREMENTS.md.
+# Where no GET takes less, what is not sure to be read is worth the interpreter's time: docs/MEASUREMENTS.md. A shorter
+# one is forgotten by half in 700: it came from the local tier, or by chance.
 _FAR_S = 0.005
+_SLOW_GROWTH = 1.001
 # Readers that mostly wait begin their next file within this time, even on a busy machine: GETs of more than 64 ms make
 # 256 readers few. Others compute for longer, or are processes that read a file each and end.
 _NEXT_FILE_S = 0.1
@@ -31,7 +33,7 @@ class OwnPace:
     """The GETs that readers of small files waited for, and how many readers there are."""
 
     def __init__(self) -> None:
-        # Of late, and of all.
+        # The least time of late, and the one that is forgotten more slowly.
         self._get_s = self._least_s = inf
         self._next_file_s = 0.0
         self._recent: deque[tuple[int, float]] = deque(maxlen=_RECENT_FILES)
@@ -51,7 +53,7 @@ class OwnPace:
     def waited(self, get_s: float) -> None:
         """Note that a reader waited `get_s` for a small file."""
         self._get_s = min(get_s, self._get_s * _GROWTH)
-        self._least_s = min(get_s, self._least_s)
+        self._least_s = min(get_s, self._least_s * _SLOW_GROWTH)
 
     @property
     def is_far(self) -> bool:

@@ -45,9 +45,10 @@ _ENDLESS_BYTES = 1 << 40
 # So many files in a row that were read to their end make it likely that the next one is too.
 _WHOLE_FILES = 4
 # So many in a row that were left before their middle make it likely that the next one is left where they were. A file
-# is taken for left once so many others were begun after its last read, and one more begins.
+# is taken for left once so many others were begun after its last read, and one more begins. If it is read on after
+# all, as where one process takes turns between many files, as many as were begun meanwhile say nothing, up to the most.
 _LEFT_FILES = 3
-_QUIET_FILES = 1
+_QUIET_FILES, _MOST_QUIET_FILES = 1, 32
 # A smaller GET takes hardly less time.
 _LEFT_STEP_BYTES = 128 << 10
 
@@ -100,6 +101,8 @@ class ServicePace:
         self._begun: dict[ReaderPace, None] = {}
         # The number of large files that were begun.
         self._begun_files = 0
+        # So many of them may be begun between two reads of one.
+        self._quiet_files = _QUIET_FILES
         # Where the latest files in a row were left before their middle.
         self._left_at: deque[int] = deque(maxlen=_LEFT_FILES)
         # How much of the next file its reader will likely read; 0 if that is not known.
@@ -123,10 +126,13 @@ class ServicePace:
         """Note that the reader of a large file from its beginning has come to `position` of `size_bytes`."""
         if not pace.position:
             self._begun_files += 1
-            quiet = takewhile(lambda other: other.read_at < self._begun_files - _QUIET_FILES, self._begun)
+            quiet = takewhile(lambda other: other.read_at < self._begun_files - self._quiet_files, self._begun)
             for other in [other for other in quiet if not other.is_waiting]:
                 self.left(other)
-        was_taken_for_left = pace.position > 0 and pace not in self._begun
+        was_taken_for_left = 0 < 2 * pace.position < size_bytes and pace not in self._begun
+        if was_taken_for_left:
+            quiet_files = min(self._begun_files - pace.read_at, _MOST_QUIET_FILES)
+            self._quiet_files = max(self._quiet_files, quiet_files)
         self._begun.pop(pace, None)
         pace.position, pace.read_at = position, self._begun_files
         is_before_middle = 2 * position < size_bytes
@@ -142,6 +148,10 @@ class ServicePace:
             del self._begun[pace]
             self._left_at.append(pace.position + -pace.position % _LEFT_STEP_BYTES)
             self.left_bytes = max(self._left_at) if len(self._left_at) == _LEFT_FILES else 0
+
+    def forget(self, pace: "ReaderPace") -> None:
+        """Forget the reader of `pace`, which was not left: another one goes on for it."""
+        self._begun.pop(pace, None)
 
     def needed(self, window_bytes: int, *, or_more: bool = False) -> None:
         """Note that `window_bytes` keep a reader fed."""
@@ -263,6 +273,10 @@ class ReaderPace:
         other._peak_bytes, other._margin = self._peak_bytes, self._margin
         other.limit_bytes = self.limit_bytes
         return other
+
+    def joined_another(self) -> None:
+        """Note that another reader of the file has come to the same place, and goes on for both."""
+        self._service.forget(self)
 
     def came_to_end(self, most_bytes: int) -> None:
         """Note that the file was read to its end. If a GET takes longer, its reader needs what it would have taken."""

@@ -199,7 +199,7 @@ class Prefetcher:
     @property
     def _guesses(self) -> bool:
         """True if files are fetched that are merely likely to be read."""
-        return self._config.expects_every_file or self._own_pace.is_far
+        return not self._shuffled.is_over and (self._config.expects_every_file or self._own_pace.is_far)
 
     def _pump(self) -> None:
         """Start all fetches that are wanted and allowed."""
@@ -286,11 +286,13 @@ class Prefetcher:
 
     def _is_worth_it(self, order: _Order, inode: int, size_bytes: int | None) -> bool:
         """Return whether to fetch a file; without a `size_bytes` it was announced, and may be large."""
-        if isinstance(order, ShuffledEpoch) and not order.expects(self._ref(inode)):
+        if size_bytes is not None and not 0 < size_bytes <= self._config.part_size_bytes:
             return False
-        is_size = size_bytes is None or 0 < size_bytes <= self._config.part_size_bytes
         is_read = self._small_files.threads.is_read(inode)  # and left to them
-        return is_size and not is_read and inode not in self._delivered.failed and self._pool.file(inode) is None
+        if is_read or inode in self._delivered.failed or self._pool.file(inode) is not None:
+            return False
+        # The object is asked for last: that takes longest.
+        return not isinstance(order, ShuffledEpoch) or order.expects(self._ref(inode))
 
     def _ref(self, inode: int) -> ObjectRef | None:
         """Return the object behind a file; None if there is nothing to fetch, as for synthetic files."""

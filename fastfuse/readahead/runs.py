@@ -31,7 +31,8 @@ class Runs(dict[int, Cursor]):
                 run.descend(offset)
                 return self.pop(run.position)
         for run in self.values():
-            if run.skips_to(offset, end):
+            # The call takes as long as all else here, and most runs are elsewhere.
+            if run.begin < offset < run.position + end - offset and run.skips_to(offset, end):
                 del self[run.position]
                 run.skip(offset, end)
                 return run
@@ -51,6 +52,8 @@ class Runs(dict[int, Cursor]):
             cursor, twin = twin, cursor
         if twin is not None:
             twin.stride = None
+            if twin.pace is not None:
+                twin.pace.joined_another()
         return cursor
 
     def make_room(self, reads: int, lengths: RunLengths) -> Iterator[Cursor]:

@@ -2,6 +2,7 @@
 
 from math import inf
 from posixpath import splitext
+from string import digits
 
 from fastfuse.objects import ObjectRef
 
@@ -18,6 +19,7 @@ _LEAST_SCATTERED_FILES = 16
 _SCATTERED_DIVISOR = 10
 # Readers in order that are this part of the set apart are taken for random ones.
 _NEAR_DIVISOR = 4
+_WITHOUT_DIGITS = str.maketrans("", "", digits)
 
 
 class ShuffledEpoch:
@@ -57,6 +59,11 @@ class ShuffledEpoch:
         self._suffixes = set[str]()
         # How many bytes may be fetched now.
         self._spare_bytes: float = inf if self._is_expected else 0
+
+    @property
+    def is_over(self) -> bool:
+        """True if nothing is fetched any more: there are too many files, or most were fetched in vain."""
+        return not self._row_count
 
     def begun(self, row: int, ref: ObjectRef | None, *, is_found: bool, is_missed: bool) -> bool:
         """Note that a small file was begun. Return whether this ends the last pass; what is held then is for nobody.
@@ -129,4 +136,4 @@ class ShuffledEpoch:
 
 def _suffix(key: str) -> str:
     """Return the suffix of a name, without digits: they may count files."""
-    return "".join(letter for letter in splitext(key)[1] if not letter.isdigit())
+    return splitext(key)[1].translate(_WITHOUT_DIGITS)

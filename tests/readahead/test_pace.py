@@ -215,6 +215,18 @@ def test_a_file_that_is_read_on_was_not_left() -> None:
     assert (known.left_bytes, known.was_left_early) == (0, False)
 
 
+def test_readers_that_take_turns_are_taken_for_gone_only_once() -> None:
+    known = ServicePace()
+    for is_first in (True, False):
+        paces = read_in_turn(known, *[MIB] * 16)
+        assert known.left_bytes == MIB * is_first
+        for end in range(2, 64):
+            for pace in paces:
+                known.came_to(pace, end * MIB, 64 * MIB)
+    read_in_turn(known, *[MIB] * 40)
+    assert known.left_bytes == MIB
+
+
 def test_a_file_whose_reader_waits_was_not_left() -> None:
     known = ServicePace()
     read_in_turn(known, 16 * KIB)[0].waits(0.0)
@@ -374,6 +386,14 @@ def test_gets_that_a_busy_machine_delays_change_nothing_and_a_slower_service_doe
     for _ in range(80):
         own.waited(0.02)
     assert not own.is_faster
+
+
+def test_a_service_is_far_if_none_of_its_latest_gets_takes_less_than_5_ms() -> None:
+    assert own_pace(16).is_far
+    assert own_pace(16, 0.005).is_far
+    assert not own_pace(16, 0.02, 0.0049).is_far
+    assert not own_pace(16, *[0.001, *[0.02] * 1000] * 3).is_far
+    assert own_pace(16, 0.001, *[0.02] * 2000).is_far
 
 
 def test_readers_that_have_gone_do_not_count() -> None:

@@ -244,6 +244,17 @@ async def test_where_nobody_has_said_so_it_takes_half_of_them(autojump_clock: Mo
         assert keys_twice(reader) == []
 
 
+@pytest.mark.parametrize("expects_every_file", [False, True])
+async def test_guesses_are_made_for_a_near_service_only_where_somebody_has_said_so(
+    autojump_clock: MockClock, expects_every_file: bool
+) -> None:
+    config = replace(EVERY, expects_every_file=expects_every_file)
+    async with serving(1000, config, delay_s=0.004) as (refs, engine, reader):
+        await read_all(engine, refs, shuffled(refs), readers=16)
+        assert (engine.counts.prefetched_parts > 500) is expects_every_file
+        assert len(reader.gets) == 1000
+
+
 async def test_where_nobody_has_said_so_a_tenth_at_random_causes_nothing(autojump_clock: MockClock) -> None:
     async with serving(1000, replace(EVERY, expects_every_file=False), delay_s=0.02) as (refs, engine, reader):
         await read_all(engine, refs, shuffled(refs)[:100], readers=16)

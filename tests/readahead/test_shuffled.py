@@ -79,6 +79,7 @@ def test_of_an_epoch_of_which_a_quarter_fits_half_is_waited_for() -> None:
 
 def test_of_more_files_than_eight_times_those_that_fit_none_is_fetched() -> None:
     carried = Carried(max_held_files=COUNT // 8 - 1)
+    assert carried.epoch.is_over
     carried.open_all(shuffled())
     assert carried.fetches == 0
 
@@ -116,6 +117,7 @@ def test_where_fewer_than_half_of_those_fetched_are_found_the_next_epoch_is_the_
     for _ in range(5):
         carried.open_all(third)
         carried.forget()
+        assert carried.epoch.is_over is carried.is_ended
         ends.append(carried.is_ended)
     assert ends == [False, False, True, True, True]
     assert not carried.held

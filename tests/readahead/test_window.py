@@ -417,6 +417,20 @@ def test_after_a_file_was_left_early_windows_grow_with_what_was_read(service: Se
     assert begun(service, 0.0004, 8).bytes_ahead >= 8 * 8 * MIB
 
 
+def test_a_reader_that_comes_up_with_another_has_not_left_the_file() -> None:
+    service = ServicePace()
+    window = Window(GIB, CONFIG, service)
+    window.read(0, 2 * MIB)
+    for _ in range(2):
+        window.read(0, MIB)
+        window.read(MIB, 2 * MIB)
+    for _ in range(4):
+        Window(GIB, CONFIG, service).read(0, MIB)
+        window.read(window.cursors[-1].position, window.cursors[-1].position + MIB)
+    assert [cursor.run_bytes for cursor in window.cursors] == [6 * MIB]
+    assert service.left_bytes == 0
+
+
 def test_a_jump_back_of_a_slow_reader_gives_it_no_larger_window() -> None:
     service = ServicePace()
     for _ in range(50):
