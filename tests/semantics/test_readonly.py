@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import socket
 import stat
@@ -92,6 +93,19 @@ def test_the_kernel_opens_for_writing_by_itself_and_the_first_change_is_refused(
     with opened(writable.path / "file", os.O_RDWR) as descriptor:
         assert errno_of(os.write, descriptor, b"x") == errno_of(os.ftruncate, descriptor, 1) == errno.EROFS
     assert (writable.path / "file").stat().st_size == 4
+
+
+def test_a_shared_writable_map_changes_the_page_cache_until_it_is_dropped(writable: Place) -> None:
+    """R1"""
+    path = writable.path / "file"
+    assert path.read_bytes() == DATA["file"]  # or a fault of the map would wait for our server, with the GIL
+    with opened(path, os.O_RDWR) as descriptor, mmap.mmap(descriptor, 0) as shared, opened(path) as reader:
+        shared[:1] = b"x"
+        assert os.pread(reader, 4, 0) == b"xata"
+        assert errno_of(shared.flush) == errno.EROFS
+    with opened(path) as reader:
+        os.posix_fadvise(reader, 0, 0, os.POSIX_FADV_DONTNEED)
+        assert os.pread(reader, 4, 0) == DATA["file"]
 
 
 def test_what_is_refused_is_counted_and_not_logged(writable: Place) -> None:

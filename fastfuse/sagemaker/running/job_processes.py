@@ -91,7 +91,7 @@ class ChildProcess:
 
     def ended(self, exit_code: int, phases: Phases) -> None:
         self.exit_code = exit_code
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):  # nobody is left, or only another user's, as of sudo
             os.killpg(self.pid, signal.SIGKILL)  # a `credential_process` that hangs
         self._take(phases)
         os.close(self._told_fd)

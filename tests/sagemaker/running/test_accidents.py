@@ -5,6 +5,7 @@ import signal
 import subprocess
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -253,3 +254,12 @@ def test_a_program_that_a_process_of_a_run_leaves_behind_ends_with_it(monkeypatc
     process.ended(wait_child(process.pid), Phases(is_json=False))
     assert process.exit_code == 0
     wait_for_end(ours)
+
+
+def test_a_program_of_another_user_that_is_left_behind_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a `credential_process` that hangs in sudo, where an ordinary user runs the job."""
+    monkeypatch.setattr(job_processes, "raise_sigio", lambda _: None)
+    monkeypatch.setattr(os, "killpg", Mock(side_effect=PermissionError))
+    process = ChildProcess(lambda: 0)
+    process.ended(wait_child(process.pid), Phases(is_json=False))
+    assert process.exit_code == 0
