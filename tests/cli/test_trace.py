@@ -3,11 +3,13 @@
 import errno
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +123,10 @@ def test_filters_a_stopped_trace_and_ctrl_c(server: LoopbackServer) -> None:
         # Whatever file is just being opened is not closed when Ctrl-C comes.
         with terminal("trace", str(mount.path), settings={"PYTHONWARNINGS": "ignore"}) as screen:
             wait_until(lambda: is_watched(mount))
-            (mount.path / "sub/b").read_bytes()
+            screen.read_until("path\r\n")
+            # The worker may hold the connection, and not yet show what it reads.
+            read = partial(direct_read, mount.path / "sub/b", 4096)
+            wait_until(lambda: bool(read() and select.select([screen.fd], [], [], 0.1)[0]))
             screen.read_until("sub/b\r\n")
             screen.interrupt()
             assert screen.finished() == 130

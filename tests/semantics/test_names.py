@@ -1,6 +1,7 @@
 """Clauses N1 to N6: which keys are which paths."""
 
 import ctypes
+import errno
 import os
 import stat
 import subprocess
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.semantics.places import BUCKET, Place, place
+from tests.semantics.places import BUCKET, Place, errno_of, place
 
 # In ASCII order of their meaning, not of their bytes: what has to be escaped in XML, in a URL, in a log line or not at
 # all, and what a path may be mistaken for.
@@ -31,6 +32,9 @@ def test_a_hostile_name_can_be_listed_looked_up_and_read() -> None:
         for key, name in keys.items():
             assert (here.path / key).read_bytes() == name.encode()
             assert os.getxattr(here.path / key, "user.s3.key") == key.encode()
+        lengths = (255, 256, 1024, 1025)
+        errors = [errno_of(os.stat, here.path / ("b" * length)) for length in lengths]
+        assert errors == [errno.ENOENT, *[errno.ENAMETOOLONG] * 3]
 
 
 def test_a_hostile_prefix_is_taken_verbatim() -> None:

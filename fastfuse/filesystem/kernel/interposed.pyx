@@ -18,7 +18,7 @@ libfuse's public API is used. For that, it must be loaded before pyfuse3 and wit
 (RTLD_GLOBAL), as `filesystem.kernel.fuse` does. `filesystem.kernel.session` proves at each mount that it works.
 """
 
-from libc.errno cimport ENODATA, ENOTTY
+from libc.errno cimport ENAMETOOLONG, ENODATA, ENOTTY
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.string cimport memcmp, memmove, memset, strlen, strncmp
@@ -215,6 +215,7 @@ cdef enum:
     _FILE_OTHER_ETAG = 3
     _ST_BLOCK_BYTES = 512  # unit of st_blocks, stat(2)
     _NS_PER_S = 1000000000
+    _NAME_MAX = 255  # of Linux
     _TURN_NS = 500000  # the loop has its turn after so long: that costs about 30 us, and a fetch takes milliseconds
     _TELL_NS = 5000000  # so long after a read, at most, Python hears of it
 
@@ -493,7 +494,11 @@ cdef void _fill(struct_stat *stat, uint64_t inode, uint64_t row) noexcept:
 cdef void _lookup(fuse_req_t request, fuse_ino_t parent, const char *name) noexcept:
     cdef fuse_entry_param entry
     cdef uint64_t row = 0
-    cdef int is_there = _child(parent, name, &row)
+    cdef int is_there
+    if strlen(name) > _NAME_MAX:  # the kernel asks for up to 1,024 bytes
+        fuse_reply_err(request, ENAMETOOLONG)
+        return
+    is_there = _child(parent, name, &row)
     if is_there < 0:
         theirs.lookup(request, parent, name)
         return
