@@ -16,8 +16,9 @@ __all__ = ["aws_environment", "moto_server", "rclone_server"]
 settings.register_profile("fastfuse", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fastfuse")
 
-# A shell starts what it runs in the background with one of these ignored, and nohup the other; children inherit that.
+# A shell starts what it runs in the background with two of these ignored, and nohup the third; children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 

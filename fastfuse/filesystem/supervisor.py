@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -202,7 +202,7 @@ class Supervisor:
             _log.warning("hints ('fastfuse hint', fastfuse.hints) are not taken: no socket: %s", error)
 
     def _fork(
-        self, work: Callable[[], object], *, kept: socket.socket | None = None, takes_orders: bool = False
+        self, work: Callable[[], object], *, kept: socket.socket | None = None, stops_at: Collection[int] | None = None
     ) -> int:
         """Fork a child that closes our sockets but one, `kept`: a copy would keep clients from seeing their end."""
 
@@ -217,7 +217,7 @@ class Supervisor:
             self._place.close()
             work()
 
-        return fork_child(without_sockets, takes_orders=takes_orders)
+        return fork_child(without_sockets, stops_at=stops_at)
 
     def _fork_endpoint(self, work: Callable[[], object]) -> int:
         """Fork a child that closes our files, too: it would keep the connection to the kernel, and old tables."""
@@ -231,7 +231,7 @@ class Supervisor:
                     os.close(fd)
             work()
 
-        return self._fork(without_files, kept=self._endpoint.listener, takes_orders=True)
+        return self._fork(without_files, kept=self._endpoint.listener, stops_at=())
 
     def _start_worker(self) -> None:
         """Fork a worker and wait until it serves.
@@ -269,7 +269,7 @@ class Supervisor:
             run_worker(task)
 
         with credentials:
-            self._worker.start(lambda messages: self._fork(partial(work, messages), takes_orders=True))
+            self._worker.start(lambda messages: self._fork(partial(work, messages), stops_at=()))
 
     def _every_second(self) -> None:
         """Tell the service manager that this process lives, and look at what the worker does."""

@@ -10,7 +10,7 @@ import struct
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -47,7 +47,7 @@ _MOST_CHARACTERS = 2000
 # A killed process frees gigabytes in a second. One that waits for a disk that hangs stays.
 DIES_WITHIN_S = 10.0
 
-# The signals that tell this process to end. In a child that takes orders it is `STOP_ORDER` alone.
+# The signals that tell this process to end.
 STOPPING: set[int] = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}
 STOP_ORDER = signal.SIGRTMIN
 
@@ -65,15 +65,17 @@ class NoRoomError(FastfuseError):
     """The system has no room for another process now; it may have later."""
 
 
-def fork_child(work: Callable[[], object], *, outlives_parent: bool = False, takes_orders: bool = False) -> int:
+def fork_child(
+    work: Callable[[], object], *, outlives_parent: bool = False, stops_at: Collection[int] | None = None
+) -> int:
     """Run `work` in a new process and return its pid; it exits 0 when `work` returns and 1 when `work` raises.
 
     Unless it `outlives_parent`, the kernel kills the child when its parent dies. A supervisor killed with ``kill -9``
     then leaves no process that holds the connection to the kernel, and the next mount can clear the place (clause L4).
     The child starts with no signal blocked and with default actions, but for those that are `UNHEEDED`.
 
-    A child that `takes_orders`, and what it forks, end at `STOP_ORDER` alone. systemd, Slurm or a shutdown may send
-    SIGTERM to every process of a job, and the parent decides when each of them ends.
+    If `stops_at` is given, the child and what it forks end at these signals alone: at `STOP_ORDER`, or at none.
+    systemd, Slurm or a shutdown may send SIGTERM to every process of a job, and the parent decides when each ends.
 
     Raises:
         NoRoomError: the system has no room for another process.
@@ -89,11 +91,11 @@ def fork_child(work: Callable[[], object], *, outlives_parent: bool = False, tak
     try:
         if not outlives_parent:
             die_with(parent)
-        if takes_orders:
+        if stops_at is not None:
             UNHEEDED.update(STOPPING, {signal.SIGHUP})
+            UNHEEDED.difference_update(stops_at)
             STOPPING.clear()
-            STOPPING.add(STOP_ORDER)
-            UNHEEDED.remove(STOP_ORDER)
+            STOPPING.update(stops_at)
         handled = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGCHLD}
         for number in (handled | STOPPING) - UNHEEDED:
             signal.signal(number, signal.SIG_DFL)

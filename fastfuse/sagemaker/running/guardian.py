@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.mounting.mountpoint import find_mount, is_dead, unmount
-from fastfuse.filesystem.processes.children import fork_child, wait_child
+from fastfuse.filesystem.processes.children import STOP_ORDER, fork_child, wait_child
 from fastfuse.sagemaker.description.channel import Channel
 from fastfuse.sagemaker.local_places import take_away
 from fastfuse.sagemaker.pipe.fifo import Guard, remove_stale, wait_until_unread
@@ -65,7 +65,7 @@ class Guardian:
             for fd in chain.from_iterable(guard.held.values()):
                 _outlast_readers(fd, kill_at_s, are_ours=bool(command))
 
-        self.pid = fork_child(work, outlives_parent=True, takes_orders=True)
+        self.pid = fork_child(work, outlives_parent=True, stops_at={STOP_ORDER})
         guard.hand_over()
         os.close(reading_fd)
 

@@ -46,7 +46,7 @@ def fork_apart(work: Callable[[], object]) -> int:
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         work()
 
-    return fork_child(work_apart, takes_orders=True)
+    return fork_child(work_apart, stops_at={STOP_ORDER})
 
 
 class ChildProcess:
