@@ -93,7 +93,7 @@ class ReadError(FastfuseError):
     """One read failed; the mount goes on. Subclasses fix the errno that the reader sees."""
 
     errno = _errno.EIO
-    # What the service answered, or why it did not (`Failure.name`); empty if that is not why.
+    # This is what the service answered, or why it did not (`Failure.name`); it is empty if that is not why.
     reply = ""
 
 

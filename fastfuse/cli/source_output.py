@@ -276,7 +276,7 @@ def _count(number: int) -> str:
 
 
 def _dollars(amount: float) -> str:
-    # As short as can be compared: the table has nine columns, and a terminal may have 80.
+    # It is as short as can be compared: the table has nine columns, and a terminal may have 80.
     if amount >= 1000:
         return f"{amount:,.0f}"
     return f"{amount:.2f}" if amount >= 0.1 or not amount else f"{amount:.2g}" if amount >= 1e-3 else "<1e-3"

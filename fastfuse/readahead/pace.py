@@ -101,11 +101,11 @@ class ServicePace:
         self._begun: dict[ReaderPace, None] = {}
         # The number of large files that were begun.
         self._begun_files = 0
-        # So many of them may be begun between two reads of one.
+        # It may be that so many of them are begun between two reads of one.
         self._quiet_files = _QUIET_FILES
-        # Where the latest files in a row were left before their middle.
+        # The latest files in a row were left at these places, before their middle.
         self._left_at: deque[int] = deque(maxlen=_LEFT_FILES)
-        # How much of the next file its reader will likely read; 0 if that is not known.
+        # The reader of the next file will likely read so much; 0 if that is not known.
         self.left_bytes = 0
 
     @property
@@ -259,7 +259,7 @@ class ReaderPace:
         self.expected_bytes = 0
         # The window to begin with; without it, it grows with what is read.
         self.ramp_bytes = ramp_bytes
-        # Where a reader from the beginning is, and how many files had been begun when it read last, for the service.
+        # The service notes where a reader from the beginning is, and how many files had been begun at its last read.
         self.position = self.read_at = 0
 
     @property

@@ -57,7 +57,7 @@ class ShuffledEpoch:
         self._scattered_files = 0
         # The suffixes of files that were begun.
         self._suffixes = set[str]()
-        # How many bytes may be fetched now.
+        # So many bytes may be fetched now.
         self._spare_bytes: float = inf if self._is_expected else 0
 
     @property
