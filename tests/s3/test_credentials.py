@@ -85,6 +85,21 @@ async def test_a_configuration_that_cannot_be_parsed_is_told(aws_environment: Pa
         await source_of().current()
 
 
+@pytest.mark.parametrize(
+    "sign_in", ["sso_session = company", "sso_region = us-east-1\nsso_start_url = https://sso.test"]
+)
+async def test_a_sign_in_that_is_over_is_told_in_one_sentence(
+    aws_environment: Path, caplog: pytest.LogCaptureFixture, sign_in: str
+) -> None:
+    profile = f"[profile sso]\nsso_account_id = 123456789012\nsso_role_name = test\n{sign_in}\n"
+    session = "[sso-session company]\nsso_region = us-east-1\nsso_start_url = https://sso.test\n"
+    configure(aws_environment, profile + session)
+    with pytest.raises(AccessError, match="sign-in has expired") as caught:
+        await source_of(ConnectionConfig(profile="sso")).current()
+    assert "aws sso login" in caught.value.hint
+    assert not caplog.records
+
+
 async def test_a_credential_process_that_fails_does_not_show_what_it_printed(aws_environment: Path) -> None:
     program = "import sys; sys.exit('leaked-secret')"
     configure(aws_environment, f'[profile process]\ncredential_process = {sys.executable} -c "{program}"\n')
