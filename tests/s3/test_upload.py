@@ -161,6 +161,13 @@ async def test_a_ca_bundle_that_is_none_is_a_configuration_error(fd: int, tmp_pa
     await client.aclose()
 
 
+async def test_a_host_that_botocore_refuses_is_not_blamed_on_the_credentials(fd: int) -> None:
+    """Docker's names of services have underscores, and reads take them."""
+    async with opened("http://my_minio:9000") as client:
+        with pytest.raises(ConfigurationError, match="http://my_minio:9000: botocore refuses its host"):
+            await upload(client, fd, "bucket", "key")
+
+
 async def test_uploads_go_on_where_certificates_are_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Each of these requests has a client, and so a connection, of its own."""
     authority, issued = create_chain(tmp_path)
