@@ -99,13 +99,10 @@ class Retries:
             return
         self.is_in_trouble = False
         if self._repeats.told_s >= self._failed_s:
-            _log.info(
-                "answered again after %.1f s: %s; %d %s waited",
-                trio.current_time() - self._began_s,
-                ", ".join(f"{count} × {name}" for name, count in self._most_failures()),
-                len(self._names),
-                "object" if len(self._names) == 1 else "objects",
-            )
+            failures = ", ".join(f"{count} × {name}" for name, count in self._most_failures())
+            objects = "1 object" if len(self._names) == 1 else f"{len(self._names)} objects"
+            waited = f"; {objects} waited" if self._names else ""  # a client that is no more left only its failures
+            _log.info("answered again after %.1f s: %s%s", trio.current_time() - self._began_s, failures, waited)
             self._repeats.forget_untold()
 
     async def run(

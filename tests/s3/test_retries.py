@@ -1,3 +1,4 @@
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -115,6 +116,23 @@ async def test_answers_let_more_requests_retry(autojump_clock: MockClock, monkey
     for _ in range(400):
         await retries.run(failing(1)[0], name="x")
     assert trio.current_time() - began_s < (400 - RETRY_BURST) / RETRIES_PER_S / 2
+
+
+async def test_trouble_of_a_client_that_is_no_more_ends_with_the_first_answer(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    retries = Retries()
+    trouble = {"since": time.time() - 12, "failures": {"503 SlowDown": 3, "other failures": 2}, "requests": 4}
+    retries.take_over(trouble)
+    told = retries.trouble()
+    assert told is not None
+    assert told["failures"] == trouble["failures"]
+    await retries.run(failing(0)[0], name="x")
+    (line,) = caplog.messages
+    assert line.startswith("answered again after ")
+    assert line.endswith(" s: 3 × 503 SlowDown, 2 × other failures")
+    assert retries.trouble() is None
 
 
 async def test_trouble_is_told_once_with_all_that_is_known_and_so_is_its_end(
