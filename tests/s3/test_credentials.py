@@ -371,6 +371,31 @@ async def test_a_renewal_that_fails_unforeseen_ends_nothing(caplog: pytest.LogCa
     assert "failed for an unforeseen reason" in caplog.text
 
 
+async def test_keys_that_end_during_a_vain_renewal_are_told_to_those_who_need_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now, calls = START, 0
+
+    async def resolve() -> Credentials:
+        nonlocal now, calls
+        calls += 1
+        if calls == 1:
+            return Credentials(access_key="a", secret_key="b", expires_at=START + timedelta(minutes=20))
+        now += timedelta(minutes=15)
+        await trio.lowlevel.checkpoint()
+        raise AccessError("none")
+
+    source = CredentialSource(resolve, now=lambda: now)
+    await source.current()
+    now += timedelta(minutes=10)
+    assert (await source.current()).access_key == "a"
+    await trio.testing.wait_all_tasks_blocked()
+    assert calls == 2
+    with pytest.raises(AccessError, match="none"):
+        await source.current()
+    assert not caplog.records
+
+
 async def test_a_failed_renewal_keeps_valid_keys_and_is_tried_again_later(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     source, resolver, clock = await source_after(50)
