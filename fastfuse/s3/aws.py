@@ -19,7 +19,6 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 import anyio
 import httpx2
 from aiobotocore.config import AioConfig
-from aiobotocore.hooks import AioHierarchicalEmitter
 from aiobotocore.httpxsession import HttpxSession
 from aiobotocore.session import AioSession
 from aiobotocore.utils import AnyioIMDSRegionProvider
@@ -67,10 +66,7 @@ def stall_timeout_s(config: ConnectionConfig) -> float:
 
 
 class _Session(AioSession):  # type: ignore[misc]  # aiobotocore has no types
-    """A session that shares models and botocore's own handlers with the other sessions of this process."""
-
-    def __init__(self, profile: str | None) -> None:
-        super().__init__(profile=profile, event_hooks=copy.copy(_handlers()), include_builtin_handlers=False)
+    """A session that shares models with the other sessions of this process."""
 
     def _create_credential_resolver(self) -> Any:  # noqa: ANN401 - botocore has no types
         resolver = super()._create_credential_resolver()
@@ -92,14 +88,6 @@ def _refuse_mfa(_: str) -> str:
         "The profile asks for an MFA code, which nobody can type for a mount.",
         hint="Take a profile without mfa_serial, or a credential_process or keys that outlast the job.",
     )
-
-
-@cache
-def _handlers() -> AioHierarchicalEmitter:
-    """Return botocore's 120 handlers; registering them one by one takes 5 ms, a third of a short listing."""
-    handlers = AioHierarchicalEmitter()
-    AioSession(event_hooks=handlers)
-    return handlers
 
 
 @cache

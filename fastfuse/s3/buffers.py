@@ -132,12 +132,10 @@ class PartBuffers:
         self._has_pages[start : start + length] = b"\1" * length
 
     def _forget_pages(self, start: int, length: int) -> None:
-        had_pages = self._has_pages.count(1, start, start + length)
-        if had_pages:
-            assert self._arena is not None
-            self._arena.madvise(mmap.MADV_DONTNEED, start * _UNIT_BYTES, length * _UNIT_BYTES)
-            self._has_pages[start : start + length] = bytes(length)
-            self._warm_units -= had_pages
+        assert self._arena is not None
+        self._arena.madvise(mmap.MADV_DONTNEED, start * _UNIT_BYTES, length * _UNIT_BYTES)
+        self._warm_units -= self._has_pages.count(1, start, start + length)
+        self._has_pages[start : start + length] = bytes(length)
 
 
 def _units(size_bytes: int) -> int:

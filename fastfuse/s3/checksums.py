@@ -63,10 +63,7 @@ def is_composite(headers: Mapping[str, str]) -> bool:
 
 
 def etag_of(digests: Sequence[bytes]) -> str:
-    """Return the ETag of the object that is sent in pieces with these MD5s, unless KMS encrypts it."""
-    if len(digests) < 2:
-        whole = digests[0] if digests else hashlib.md5(usedforsecurity=False).digest()
-        return f'"{whole.hex()}"'
+    """Return the ETag of the object that is uploaded in parts with these MD5s, unless KMS encrypts it."""
     return f'"{hashlib.md5(b"".join(digests), usedforsecurity=False).hexdigest()}-{len(digests)}"'
 
 

@@ -88,20 +88,7 @@ class Connection:
 
     def is_fresh(self) -> bool:
         """Return whether an idle connection is still open, and nothing came that nobody asked for."""
-        if self._tls is not None and not self._tls.is_quiet:
-            return False
-        if not self._poll.poll(0):
-            return True
-        if self._tls is None:
-            return False
-        # A server may send session tickets and new keys at any time.
-        try:
-            self._tls.recv(1)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
-        return False
+        return not self._poll.poll(0) if self._tls is None else self._tls.is_quiet
 
     async def ask(self, request: bytes, patience: Patience, *, has_body: bool = True) -> ReplyHead | None:
         """Send `request` and return the head of the reply, or None where the connection ended before it began.

@@ -23,9 +23,10 @@ from fastfuse.s3.failures import Failure, Kind, resolution_error, safe_cause
 from fastfuse.s3.retries import RetryableError
 
 logger = logging.getLogger(__name__)
-# Its warnings of a failed refresh have a traceback, which may show the output of a credential process. This module
+# Their warnings of a failed refresh have a traceback, which may show the output of a credential process. This module
 # logs those failures itself.
-logging.getLogger("aiobotocore.credentials").setLevel(logging.ERROR)
+for _name in ("aiobotocore.credentials", "aiobotocore.tokens"):
+    logging.getLogger(_name).setLevel(logging.ERROR)
 
 # botocore refreshes only in the last 15 minutes (`_DEFAULT_ADVISORY_REFRESH_TIMEOUT`): asking earlier is useless.
 # The 30 s keep us inside that window however the clocks round.

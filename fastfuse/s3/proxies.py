@@ -19,7 +19,8 @@ from fastfuse.errors import ConfigurationError
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 # A name or an address that a request's head may hold and that can be looked up. Private names have underscores, too.
-_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_.])?|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?", re.ASCII)
+_LABEL = "[A-Za-z0-9_-]{1,63}"
+_HOST = re.compile(rf"(?!-){_LABEL}(\.{_LABEL})*\.?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?", re.ASCII)
 
 
 class ProxyRefusalError(OSError):

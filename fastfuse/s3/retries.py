@@ -18,8 +18,7 @@ from fastfuse.s3.retry_policy import FailedAttempts, RetryBudget, attempts
 
 _log = logging.getLogger(__name__)
 
-# The objects that waited, and the failures by name, that are counted apart; and how many of the latter are told.
-_MOST_NAMES = 10_000
+# The failures that are counted apart by name, and how many of them are told.
 _MOST_FAILURES = 100
 _SHOWN = 5
 _OTHERS = "other failures"
@@ -52,15 +51,15 @@ class Retries:
         self._budget = RetryBudget()
         self._counters = counters or Counters()
         self._repeats = RepeatedFailures(_log)
-        self._waiting = 0
+        # The requests that wait to be made again, and those that have waited in this trouble.
+        self._waiting = self._waited = 0
         # When the first request of this trouble was made, and when it failed.
         self._began_s = self._failed_s = 0.0
         # When the first request failed that no answer has followed, and when the last answer came.
         self._silent_since_s, self._answered_s = inf, -inf
-        # The failures of this trouble, all and by name, and the names of what was requested.
+        # The failures of this trouble, all and by name.
         self._failure_count = 0
         self._failures = Counter[str]()
-        self._names: set[str] = set()
 
     def trouble(self) -> dict[str, Any] | None:
         """Return the trouble that there is, as JSON can carry it: since when (seconds since 1970), and what fails."""
@@ -78,6 +77,7 @@ class Retries:
         self._began_s, self._failed_s = trio.current_time() - (time.time() - trouble["since"]), -inf
         self._failures.update(trouble["failures"])
         self._failure_count = self._failures.total()
+        self._waited = trouble["requests"]
 
     @property
     def silent_s(self) -> float:
@@ -99,13 +99,10 @@ class Retries:
             return
         self.is_in_trouble = False
         if self._repeats.told_s >= self._failed_s:
-            _log.info(
-                "answered again after %.1f s: %s; %d %s waited",
-                trio.current_time() - self._began_s,
-                ", ".join(f"{count} × {name}" for name, count in self._most_failures()),
-                len(self._names),
-                "object" if len(self._names) == 1 else "objects",
-            )
+            failures = ", ".join(f"{count} × {name}" for name, count in self._most_failures())
+            requests = "1 request" if self._waited == 1 else f"{self._waited} requests"
+            took_s = trio.current_time() - self._began_s
+            _log.info("answered again after %.1f s: %s; %s waited", took_s, failures, requests)
             self._repeats.forget_untold()
 
     async def run(
@@ -179,16 +176,14 @@ class Retries:
         if not self.is_in_trouble:
             self.is_in_trouble, self._failed_s = True, trio.current_time()
             self._began_s = self._failed_s - waited_s
-            self._failure_count = 0
+            self._failure_count = self._waited = 0
             self._failures.clear()
-            self._names.clear()
         if attempt == 1:
             self._waiting += 1
+            self._waited += 1
         self._failure_count += 1
         if failure.name in self._failures or len(self._failures) < _MOST_FAILURES:
             self._failures[failure.name] += 1
-        if len(self._names) < _MOST_NAMES:
-            self._names.add(name)
         self.count(name, failure, f" (attempt {attempt} failed, {waited_s:.1f} s so far)")
 
     def count(self, name: str, failure: Failure, attempts: str = "") -> None:

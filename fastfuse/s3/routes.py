@@ -331,8 +331,6 @@ async def _connected(host: str, port: int, silence_s: float) -> socket.socket:
         raise error.exceptions[0] from error
     except RuntimeError as error:  # of the thread in which trio resolves a name
         raise NoThreadError from error
-    except UnicodeError as error:
-        raise OSError(errno.EINVAL, f"{host!r} is not a host name") from error
     except OSError as error:
         if error.strerror:
             raise

@@ -292,8 +292,8 @@ cdef class TlsConnection:
         cdef char byte
         cdef size_t count
         cdef int code, number
-        if self.is_over or not SSL_has_pending(self.tls):
-            return not self.is_over
+        if self.is_over:
+            return False
         self.enter()
         if not SSL_peek_ex(self.tls, &byte, 1, &count):
             number = errno

@@ -13,6 +13,7 @@ from botocore.auth import SIGV4_TIMESTAMP
 from botocore.awsrequest import AWSRequest
 from botocore.exceptions import BotoCoreError, ClientError
 
+from fastfuse.errors import ConfigurationError
 from fastfuse.s3.aws import DEFAULT_REGION, PLACEHOLDER_CREDENTIALS, S3Session, bad_ca_bundle, stall_timeout_s
 from fastfuse.s3.base import CONNECT_TIMEOUT_S
 from fastfuse.s3.clock import ServiceClock
@@ -74,8 +75,13 @@ class UploadClient:
                 config=_boto_config(session),
                 **PLACEHOLDER_CREDENTIALS,
             )
-        except (BotoCoreError, ValueError) as error:
+        except BotoCoreError as error:
             raise resolution_error(error) from error
+        except ValueError as error:  # other requests take hosts with underscores
+            raise ConfigurationError(
+                f"Nothing can be uploaded through the S3 endpoint {session.endpoint_url}: botocore refuses its host.",
+                hint="Name the host in --endpoint-url by its address, or by a name without underscores.",
+            ) from error
         except OSError as error:
             raise bad_ca_bundle(session) from error
 

@@ -85,6 +85,21 @@ async def test_a_configuration_that_cannot_be_parsed_is_told(aws_environment: Pa
         await source_of().current()
 
 
+@pytest.mark.parametrize(
+    "sign_in", ["sso_session = company", "sso_region = us-east-1\nsso_start_url = https://sso.test"]
+)
+async def test_a_sign_in_that_is_over_is_told_in_one_sentence(
+    aws_environment: Path, caplog: pytest.LogCaptureFixture, sign_in: str
+) -> None:
+    profile = f"[profile sso]\nsso_account_id = 123456789012\nsso_role_name = test\n{sign_in}\n"
+    session = "[sso-session company]\nsso_region = us-east-1\nsso_start_url = https://sso.test\n"
+    configure(aws_environment, profile + session)
+    with pytest.raises(AccessError, match="sign-in has expired") as caught:
+        await source_of(ConnectionConfig(profile="sso")).current()
+    assert "aws sso login" in caught.value.hint
+    assert not caplog.records
+
+
 async def test_a_credential_process_that_fails_does_not_show_what_it_printed(aws_environment: Path) -> None:
     program = "import sys; sys.exit('leaked-secret')"
     configure(aws_environment, f'[profile process]\ncredential_process = {sys.executable} -c "{program}"\n')
@@ -354,6 +369,31 @@ async def test_a_renewal_that_fails_unforeseen_ends_nothing(caplog: pytest.LogCa
     resolver.error = ValueError("no JSON")
     assert (await renewed(source)).access_key == "key 1"
     assert "failed for an unforeseen reason" in caplog.text
+
+
+async def test_keys_that_end_during_a_vain_renewal_are_told_to_those_who_need_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now, calls = START, 0
+
+    async def resolve() -> Credentials:
+        nonlocal now, calls
+        calls += 1
+        if calls == 1:
+            return Credentials(access_key="a", secret_key="b", expires_at=START + timedelta(minutes=20))
+        now += timedelta(minutes=15)
+        await trio.lowlevel.checkpoint()
+        raise AccessError("none")
+
+    source = CredentialSource(resolve, now=lambda: now)
+    await source.current()
+    now += timedelta(minutes=10)
+    assert (await source.current()).access_key == "a"
+    await trio.testing.wait_all_tasks_blocked()
+    assert calls == 2
+    with pytest.raises(AccessError, match="none"):
+        await source.current()
+    assert not caplog.records
 
 
 async def test_a_failed_renewal_keeps_valid_keys_and_is_tried_again_later(caplog: pytest.LogCaptureFixture) -> None:

@@ -218,7 +218,7 @@ def test_unsupported_buckets_are_refused_by_name(bucket: str, kind: str, hint: s
         ),
         *(
             (Case("bucket", endpoint_url=url), "not a host name")
-            for url in ("http://a b", "http://bücher.example", "http://a\x7f")
+            for url in ("http://a b", "http://bücher.example", "http://a\x7f", "http://a..b", f"http://{'a' * 64}.test")
         ),
     ],
     ids=repr,

@@ -71,7 +71,7 @@ def test_no_proxy_names_hosts(monkeypatch: pytest.MonkeyPatch, no_proxy: str, ur
             (url, "is not the URL of a proxy")
             for url in (
                 *("http://me:hun#ter2@proxy.local:3128", "http://me:hunter2@proxy.local:port", "http://me:hunter2@"),
-                *("http://me:hunter2@a b", "http://me:hunter2@[proxy", "me:hunter2"),
+                *("http://me:hunter2@a b", "http://me:hunter2@[proxy", "me:hunter2", "http://me:hunter2@a..b"),
             )
         ),
     ],

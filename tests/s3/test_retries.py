@@ -1,3 +1,4 @@
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -117,6 +118,23 @@ async def test_answers_let_more_requests_retry(autojump_clock: MockClock, monkey
     assert trio.current_time() - began_s < (400 - RETRY_BURST) / RETRIES_PER_S / 2
 
 
+async def test_trouble_of_a_client_that_is_no_more_ends_with_the_first_answer(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    retries = Retries()
+    trouble = {"since": time.time() - 12, "failures": {"503 SlowDown": 3, "other failures": 2}, "requests": 4}
+    retries.take_over(trouble)
+    told = retries.trouble()
+    assert told is not None
+    assert told["failures"] == trouble["failures"]
+    await retries.run(failing(0)[0], name="x")
+    (line,) = caplog.messages
+    assert line.startswith("answered again after ")
+    assert line.endswith(" s: 3 × 503 SlowDown, 2 × other failures; 4 requests waited")
+    assert retries.trouble() is None
+
+
 async def test_trouble_is_told_once_with_all_that_is_known_and_so_is_its_end(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,7 +149,7 @@ async def test_trouble_is_told_once_with_all_that_is_known_and_so_is_its_end(
     assert caplog.messages[0].endswith(
         "': 500 InternalError, request 4442587FB7D0A2F9; trying again (attempt 1 failed, 0.0 s so far)"
     )
-    assert caplog.messages[1:] == ["answered again after 16.2 s: 21 × 500 InternalError; 3 objects waited"]
+    assert caplog.messages[1:] == ["answered again after 16.2 s: 21 × 500 InternalError; 3 requests waited"]
     assert counters.get("fastfuse_retries", "busy") == 21
     assert not retries.is_in_trouble
     # The end has counted all, and a warning after it would look like new trouble.
@@ -159,7 +177,7 @@ async def test_a_trouble_in_a_summary_has_its_end(autojump_clock: MockClock, cap
     assert trio.current_time() > began_s + 30
     assert " more in the last 30 s" in caplog.messages[2]
     assert caplog.messages[-1] == (
-        f"answered again after {trio.current_time() - began_s:.1f} s: 40 × 500 InternalError; 1 object waited"
+        f"answered again after {trio.current_time() - began_s:.1f} s: 40 × 500 InternalError; 1 request waited"
     )
 
 
@@ -180,8 +198,8 @@ async def test_ever_new_words_do_not_fill_the_log(autojump_clock: MockClock, cap
     lasts_s = trio.current_time()
     assert len(caplog.messages) < 22 * (1 + lasts_s / 30)
     first, second = (line for line in caplog.messages if line.startswith("answered again after "))
-    assert first.endswith(": 500 × 502; 1 object waited")
-    assert second.endswith(" other failures; 1 object waited")
+    assert first.endswith(": 500 × 502; 1 request waited")
+    assert second.endswith(" other failures; 1 request waited")
     assert second.count(" × ") == 6
 
 

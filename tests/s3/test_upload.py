@@ -44,6 +44,7 @@ from fastfuse.s3.retry_policy import attempts
 from fastfuse.s3.upload import ObjectWriter, upload
 from fastfuse.s3.upload_clients import UploadClient
 from fastfuse.s3.whole import read_into, read_whole
+from tests.s3.canned import canned_server
 from tests.s3.places import opened
 from tests.servers import S3Server, configure
 
@@ -159,6 +160,30 @@ async def test_a_ca_bundle_that_is_none_is_a_configuration_error(fd: int, tmp_pa
     with pytest.raises(ConfigurationError, match="cannot be read as certificates"):
         await upload(client, fd, "bucket", "key")
     await client.aclose()
+
+
+async def test_a_writer_asks_a_plain_proxy_for_the_whole_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    with canned_server(lambda _: (404, {}, b"")) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        async with writing("http://s3.test:81", "key") as (_, writer):
+            assert await writer.state() is None
+    assert [target for target, _ in proxy.seen] == ["http://s3.test:81/bucket/key"]
+
+
+async def test_a_writer_follows_no_redirect() -> None:
+    elsewhere = {"Location": "http://elsewhere.test/", "x-amz-bucket-region": "eu-west-1"}
+    with canned_server(lambda _: (301, elsewhere, b"")) as server:
+        async with writing(server.url, "key") as (_, writer):
+            with pytest.raises(ConfigurationError, match="is in the region eu-west-1, not in us-east-1"):
+                await writer.state()
+    assert len(server.seen) == 1
+
+
+async def test_a_host_that_botocore_refuses_is_not_blamed_on_the_credentials(fd: int) -> None:
+    """Docker's names of services have underscores, and reads take them."""
+    async with opened("http://my_minio:9000") as client:
+        with pytest.raises(ConfigurationError, match="http://my_minio:9000: botocore refuses its host"):
+            await upload(client, fd, "bucket", "key")
 
 
 async def test_uploads_go_on_where_certificates_are_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -75,7 +75,7 @@ def test_the_trouble_of_a_channel_and_its_end_are_told(server: LoopbackServer, r
             assert (job.data / "train/a").read_bytes() == OBJECTS["train/a"]
         wait_until(lambda: job.log.count("answered again after ") == 2)
         told = [line for line in job.log.splitlines() if "503 SlowDown" in line]
-        assert all(line.endswith("1 × 503 SlowDown; 1 object waited channel=train") for line in told[1::2])
+        assert all(line.endswith("1 × 503 SlowDown; 1 request waited channel=train") for line in told[1::2])
         assert all(line.endswith(" so far) channel=train") for line in told[::2])
         assert "page 1 of the listing of 's3://bucket/train/': 503 SlowDown, request FASTFUSE; trying" in told[0]
         assert "'s3://bucket/train/a': 503 SlowDown, request FASTFUSE; trying again (attempt 1 failed, " in told[2]
