@@ -18,7 +18,7 @@ in 20 files, and 20,000 files of 39 KB. Each run starts cold, candidates take tu
 
 The reader of TFRecords is a plain one that knows the framing and looks at no checksum, the same in all modes; small
 files are read in a shuffled order by sixteen processes, and in Pipe mode as RecordIO by one reader. File mode downloads
-to memory (/dev/shm), or to --place.
+to memory (/dev/shm).
 
 Writes OUTPUT.json, OUTPUT.md and OUTPUT.png.
 """
@@ -31,11 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         profile=options.profile,
         runs=options.runs,
         workloads=tuple(options.workloads),
-        place=options.place,
         memory_target=options.memory_target,
     )
     facts = machine.describe() | {"server": PROFILES[plan.profile].description, "memory target": plan.memory_target}
-    facts["File mode's disk"] = str(plan.place or "memory")
     runs: list[Figures] = []
     for run in measure(plan, tuple(options.candidates)):
         runs.append(run)
@@ -78,7 +76,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--candidates", nargs="+", choices=CANDIDATES, default=list(CANDIDATES))
     parser.add_argument("--memory-target", default="2GiB", metavar="SIZE")
-    parser.add_argument("--place", type=Path, metavar="DIR", help="a directory on the disk to download to")
     parser.add_argument("--output", type=Path, default=Path("bench/results/MODES"), help="without .json, .md and .png")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target was missed")
     return parser
