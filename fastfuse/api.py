@@ -209,7 +209,7 @@ def _started(
 
 def _error_of(exit_code: int, stderr: str) -> FastfuseError | None:
     """Return the error with which the command ended, or None if it has mounted."""
-    refusal = _refusal_in(stderr)
+    refusal = next(((message, hint) for is_error, message, hint in _said(stderr) if is_error), None)
     # A program that ignores SIGCHLD is given no exit code of a child: each seems to be 0.
     if not exit_code and refusal is None:
         return None
@@ -221,11 +221,6 @@ def _error_of(exit_code: int, stderr: str) -> FastfuseError | None:
     if hint:
         error.add_note(f"hint: {hint}")  # a traceback shows it
     return error
-
-
-def _refusal_in(stderr: str) -> tuple[str, str] | None:
-    """Return message and hint of the error with which a command ended, or None without one."""
-    return next(((message, hint) for is_error, message, hint in _said(stderr) if is_error), None)
 
 
 def _said(stderr: str) -> Iterator[tuple[bool, str, str]]:

@@ -71,41 +71,29 @@ class Unwaiting(Unbuffered):
     may not, a line that does not fit still waits.
     """
 
-    # The device and inode that the descriptor led to at the last look.
-    _leads_to: tuple[int, int] | None = None
     # Another descriptor of it; -1 if there is none, or no need of it.
     _own_fd = -1
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd, "wb", closefd=False)
-        self._follow(os.fstat(fd))  # before this process gives up its user
+        self._mode = os.fstat(fd).st_mode
+        # Now, before this process gives up its user. A regular file does not wait, and a second description of it would
+        # have an offset of its own.
+        if stat.S_ISFIFO(self._mode) or stat.S_ISCHR(self._mode):
+            with suppress(OSError):
+                self._own_fd = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
 
     def close(self) -> None:
-        self._close_own()
-        super().close()
-
-    def _write_some(self, data: bytes) -> int:
-        status = os.fstat(self.fileno())
-        self._follow(status)
-        if stat.S_ISSOCK(status.st_mode):
-            with socket.socket(fileno=os.dup(self.fileno())) as end:
-                return end.send(data, socket.MSG_DONTWAIT)
-        if stat.S_ISFIFO(status.st_mode):
-            # Whole lines, which the kernel takes at once: other processes write to the same pipe.
-            data = data[: data.rfind(b"\n", 0, select.PIPE_BUF) + 1 or None]
-        return os.write(self.fileno() if self._own_fd < 0 else self._own_fd, data)
-
-    def _follow(self, status: os.stat_result) -> None:
-        if self._leads_to == (status.st_dev, status.st_ino):
-            return
-        self._close_own()
-        self._leads_to = status.st_dev, status.st_ino
-        # A regular file does not wait, and a second description of it would have an offset of its own.
-        if stat.S_ISFIFO(status.st_mode) or stat.S_ISCHR(status.st_mode):
-            with suppress(OSError):
-                self._own_fd = os.open(f"/proc/self/fd/{self.fileno()}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
-
-    def _close_own(self) -> None:
         if self._own_fd >= 0:
             os.close(self._own_fd)
             self._own_fd = -1
+        super().close()
+
+    def _write_some(self, data: bytes) -> int:
+        if stat.S_ISSOCK(self._mode):
+            with socket.socket(fileno=os.dup(self.fileno())) as end:
+                return end.send(data, socket.MSG_DONTWAIT)
+        if stat.S_ISFIFO(self._mode):
+            # Whole lines, which the kernel takes at once: other processes write to the same pipe.
+            data = data[: data.rfind(b"\n", 0, select.PIPE_BUF) + 1 or None]
+        return os.write(self.fileno() if self._own_fd < 0 else self._own_fd, data)

@@ -263,25 +263,6 @@ def read_all_of(fd: int, whole: bytes) -> None:
     assert heard == whole
 
 
-@pytest.mark.usefixtures("_ends_when_stuck")
-@pytest.mark.parametrize("kind", ENDS)
-def test_standard_error_is_followed_where_it_leads_elsewhere(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    reading_fd, writing_fd = os.pipe()
-    other_reading_fd, other_writing_fd = ENDS[kind]()
-    ends = open(reading_fd, "rb", buffering=0), open(other_reading_fd, "rb"), open(other_writing_fd, "wb")  # noqa: SIM115
-    with ends[0], ends[1], ends[2], open(writing_fd, "w", buffering=1) as stderr:
-        monkeypatch.setattr(sys, "stderr", stderr)
-        text = UnblockedStderr()
-        text.write("first")
-        os.dup2(other_writing_fd, writing_fd)
-        text.write("second")
-        assert heard_from(other_reading_fd).replace(b"\r", b"") == b"second\n"
-        # Nothing keeps the pipe open that it left.
-        assert os.read(reading_fd, 100) == b"first\n"
-        assert os.read(reading_fd, 100) == b""
-        monkeypatch.undo()
-
-
 def test_standard_error_that_cannot_be_opened_again_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise PermissionError

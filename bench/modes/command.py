@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import machine
-from bench.modes.channels import measure_channels
-from bench.modes.figures import ChannelFigures, Figures, Measured, as_json, as_markdown, median, verdicts
+from bench.modes.figures import Figures, Measured, as_json, as_markdown, median, verdicts
 from bench.modes.measure import CANDIDATES, WORKLOADS, Plan, measure
 from bench.plots import Bar, Panel, draw
 from bench.server import PROFILES
@@ -19,10 +18,7 @@ in 20 files, and 20,000 files of 39 KB. Each run starts cold, candidates take tu
 
 The reader of TFRecords is a plain one that knows the framing and looks at no checksum, the same in all modes; small
 files are read in a shuffled order by sixteen processes, and in Pipe mode as RecordIO by one reader. File mode downloads
-to memory (/dev/shm), or to --place.
-
-With --channels N it also measures how long N FastFile channels take until all are ready, and what memory they hold
-while all are read.
+to memory (/dev/shm).
 
 Writes OUTPUT.json, OUTPUT.md and OUTPUT.png.
 """
@@ -35,20 +31,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         profile=options.profile,
         runs=options.runs,
         workloads=tuple(options.workloads),
-        place=options.place,
         memory_target=options.memory_target,
     )
     facts = machine.describe() | {"server": PROFILES[plan.profile].description, "memory target": plan.memory_target}
-    facts["File mode's disk"] = str(plan.place or "memory")
     runs: list[Figures] = []
-    channels: list[ChannelFigures] = []
     for run in measure(plan, tuple(options.candidates)):
         runs.append(run)
         _tell(f"{run.workload} {run.candidate}: first {run.first_s:.2f} s, total {run.total_s:.2f} s")
-    for each in measure_channels(options.channels, plan.profile, plan.runs) if options.channels else ():
-        channels.append(each)
-        _tell(f"{each.channels} channels: ready {each.ready_s:.2f} s, peak {each.peak_bytes >> 20} MiB")
-    return _publish(Measured(facts=facts, runs=runs, channels=channels), options.output, is_checked=options.check)
+    return _publish(Measured(facts=facts, runs=runs), options.output, is_checked=options.check)
 
 
 def _publish(measured: Measured, output: Path, *, is_checked: bool) -> int:
@@ -57,10 +47,9 @@ def _publish(measured: Measured, output: Path, *, is_checked: bool) -> int:
     output.with_suffix(".json").write_text(as_json(measured))
     output.with_suffix(".md").write_text(text)
     print(text)
-    if measured.runs:
-        title = "A training job in each mode, seconds from its start (less is better)"
-        print(draw(output.with_suffix(".png"), title, _panels(measured.runs), columns=2, number="{:.2f}"))
-    return 1 if is_checked and not all(each.is_met for each in verdicts(measured.runs, measured.channels)) else 0
+    title = "A training job in each mode, seconds from its start (less is better)"
+    print(draw(output.with_suffix(".png"), title, _panels(measured.runs), columns=2, number="{:.2f}"))
+    return 1 if is_checked and not all(each.is_met for each in verdicts(measured.runs)) else 0
 
 
 def _panels(runs: Sequence[Figures]) -> list[Panel]:
@@ -84,11 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--profile", choices=PROFILES, default="s3")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--workloads", nargs="*", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--candidates", nargs="+", choices=CANDIDATES, default=list(CANDIDATES))
-    parser.add_argument("--channels", type=int, default=0, metavar="N", help="20 is SageMaker's limit")
     parser.add_argument("--memory-target", default="2GiB", metavar="SIZE")
-    parser.add_argument("--place", type=Path, metavar="DIR", help="a directory on the disk to download to")
     parser.add_argument("--output", type=Path, default=Path("bench/results/MODES"), help="without .json, .md and .png")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target was missed")
     return parser

@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from bench.report import head, line, verdict_table
@@ -10,8 +10,6 @@ from bench.verdicts import Verdict, ratio
 
 _FIRST_RECORD_S = 2.0
 _MIB = 1 << 20
-# What a job may hold beside its memory target: as much as one mount (`bench.verdicts`).
-_OVERHEAD_BYTES = 64 * _MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,18 +41,6 @@ class Figures:
         return self.size_bytes / (self.total_s - self.script_s) / 1e6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelFigures:
-    """So many channels, once: until all were ready; and what the job held at most while all were read (0: not read)."""
-
-    channels: int
-    ready_s: float
-    cpu_s: float
-    memory_target_bytes: int = 0
-    peak_bytes: int = 0
-    mb_per_s: float = 0.0
-
-
 def median(runs: Sequence[Figures], workload: str, candidate: str, figure: str) -> float | None:
     """Of a field or property of `Figures`; None if that was not measured."""
     values = [float(getattr(run, figure)) for run in runs if (run.workload, run.candidate) == (workload, candidate)]
@@ -68,7 +54,7 @@ def median_stages(runs: Sequence[Figures], workload: str, candidate: str) -> dic
     return {name: statistics.median(each[name] for each in stages if name in each) for name in names}
 
 
-def verdicts(runs: Sequence[Figures], channels: Sequence[ChannelFigures]) -> list[Verdict]:
+def verdicts(runs: Sequence[Figures]) -> list[Verdict]:
     """Every target of which all was measured."""
 
     def of(workload: str, candidate: str, figure: str) -> float | None:
@@ -86,30 +72,7 @@ def verdicts(runs: Sequence[Figures], channels: Sequence[ChannelFigures]) -> lis
     for name in ("tfrecords", "small"):
         text = f"{name}: Pipe {{:.0f}} MB/s from the script's start / raw GETs {{:.0f}} MB/s"
         judged += ratio("Pipe", text, of(name, "Pipe", "mb_per_s"), of(name, "raw", "mb_per_s"), 0.6)
-    return [*judged, *_side_by_side(channels), *_memory(channels)]
-
-
-def _side_by_side(channels: Sequence[ChannelFigures]) -> list[Verdict]:
-    # What reads tells nothing of the start: its server has other objects.
-    started = [each for each in channels if not each.peak_bytes]
-    counts = sorted({each.channels for each in started})
-    if len(counts) < 2:
-        return []
-    one_s, all_s = (
-        statistics.median(each.ready_s for each in started if each.channels == count)
-        for count in (counts[0], counts[-1])
-    )
-    text = f"{counts[-1]} channels ready after {{:.2f}} s / one alone after {{:.2f}} s"
-    return ratio("channels", text, all_s, one_s, 1.5, is_upper=True)
-
-
-def _memory(channels: Sequence[ChannelFigures]) -> Iterator[Verdict]:
-    read = [each for each in channels if each.peak_bytes]
-    if read:
-        highest = max(read, key=lambda each: each.peak_bytes)
-        bound = (highest.memory_target_bytes + _OVERHEAD_BYTES) / _MIB
-        text = f"{highest.channels} channels read at once: the highest PSS of {len(read)} runs, MiB"
-        yield Verdict("memory", text, highest.peak_bytes / _MIB, bound, is_upper=True)
+    return judged
 
 
 _DESCRIPTIONS = {
@@ -134,37 +97,33 @@ class Measured:
 
     facts: Mapping[str, str]
     runs: Sequence[Figures]
-    channels: Sequence[ChannelFigures]
 
 
 def as_markdown(measured: Measured) -> str:
-    """Verdicts, a table for each workload, the stages of the start, and many channels."""
+    """Verdicts, a table for each workload, and the stages of the start."""
     runs = measured.runs
     lines = [f"{', '.join(f'{name} {value}' for name, value in measured.facts.items())}.", ""]
     lines += [
         "Medians. Seconds are from the start of `fastfuse run`, of raw GETs from the first; total is until the last "
         "record was read, gone until the job was; MB/s are from the start of the script."
     ]
-    lines += ["", *verdict_table(verdicts(runs, measured.channels))]
+    lines += ["", *verdict_table(verdicts(runs))]
     for workload in dict.fromkeys(run.workload for run in runs):
         candidates = list(dict.fromkeys(run.candidate for run in runs if run.workload == workload))
         size_bytes = next(run.size_bytes for run in runs if run.workload == workload)
         lines += ["", f"## {workload}: {_DESCRIPTIONS[workload]} ({size_bytes / _MIB:,.0f} MiB)", ""]
         lines += _table(runs, workload, candidates)
         lines += ["", "Start, ms:", "", *_stages(runs, workload, candidates)]
-    if measured.channels:
-        lines += ["", "## Channels", "", *_channels(measured.channels)]
     return "\n".join(lines) + "\n"
 
 
 def as_json(measured: Measured) -> str:
     """Everything that was measured."""
-    judged = verdicts(measured.runs, measured.channels)
+    judged = verdicts(measured.runs)
     document = {
         "machine": dict(measured.facts),
         "verdicts": [asdict(verdict) | {"is_met": verdict.is_met} for verdict in judged],
         "runs": [asdict(run) for run in measured.runs],
-        "channels": [asdict(each) for each in measured.channels],
     }
     return json.dumps(document, indent=1) + "\n"
 
@@ -189,15 +148,3 @@ def _stages(runs: Sequence[Figures], workload: str, candidates: Sequence[str]) -
             if each
         ),
     ]
-
-
-def _channels(channels: Sequence[ChannelFigures]) -> list[str]:
-    lines = head(["channels", "runs", "ready s", "CPU s", "memory target MiB", "peak PSS MiB", "MB/s"])
-    for count, is_read in dict.fromkeys((each.channels, each.peak_bytes > 0) for each in channels):
-        runs = [each for each in channels if (each.channels, each.peak_bytes > 0) == (count, is_read)]
-        cells = [f"{count}{' read at once' if is_read else ''}", str(len(runs))]
-        cells += [f"{statistics.median(each.ready_s for each in runs):.2f}"]
-        cells += [f"{statistics.median(each.cpu_s for each in runs):.2f}"]
-        held = [runs[0].memory_target_bytes / _MIB, max(each.peak_bytes for each in runs) / _MIB, runs[0].mb_per_s]
-        lines.append(line([*cells, *(f"{value:,.0f}" if is_read else "–" for value in held)]))
-    return lines

@@ -39,12 +39,11 @@ def run_job(
     channels: Sequence[Mapping[str, Any]],
     manner: str,
     *options: str,
-    watch: Callable[[int], object] | None = None,
     begins: Callable[[], object] | None = None,
 ) -> Figures:
     """Run the training script on `channels` below the empty directory `place`.
 
-    `watch` is given the job's pid; `begins` is called when its channels are about to be prepared.
+    `begins` is called when its channels are about to be prepared.
 
     Raises:
         RuntimeError: the job failed.
@@ -58,8 +57,6 @@ def run_job(
     ) as process:
         listening = threading.Thread(target=_listen, args=(process.stderr, lines, begins or (lambda: None)))
         listening.start()
-        if watch is not None:
-            watch(process.pid)
         assert process.stdout is not None
         printed = process.stdout.read()
         listening.join()
@@ -105,21 +102,6 @@ def stages_of(lines: Sequence[tuple[float, str]]) -> dict[str, float]:
         if end_s is not None:
             took_s[name], before_s = end_s - before_s, end_s
     return took_s
-
-
-def is_script(pid: int) -> bool:
-    """Whether that is the process that trains, which may have forked others."""
-    try:
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    is_ours = arguments[1:3] == [b"-E", bytes(_TRAINING)]
-    return is_ours and not is_script(_parent(pid))
-
-
-def _parent(pid: int) -> int:
-    # proc(5): the second field behind the command in parentheses.
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def _listen(stream: Any, lines: list[tuple[float, str]], begins: Callable[[], object]) -> None:  # noqa: ANN401 - IO

@@ -1,9 +1,8 @@
 """The workloads, and one run of each mode on each, cold."""
 
 import statistics
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,11 @@ _NEEDED_BYTES = 2 * _SHARDS * _SHARD_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is measured, and how often; `place` is where File mode's files go, None for memory."""
+    """What is measured, and how often."""
 
     profile: str
     runs: int
     workloads: tuple[str, ...]
-    place: Path | None
     memory_target: str
 
 
@@ -120,7 +118,7 @@ def _job(server: Server, plan: Plan, workload: str, candidate: str) -> Figures:
     entry = channel("train", server, candidate, **(known.pipe if candidate == "Pipe" else {}))
     options = ("--memory-target", plan.memory_target)
     traffic, server_cpu_s = server.traffic(), server.cpu_s()
-    with _directory(plan.place) as place, closing(machine.BackedMemory(_NEEDED_BYTES)) as memory:
+    with machine.memory_directory(4 << 30) as place, closing(machine.BackedMemory(_NEEDED_BYTES)) as memory:
         run = run_job(server, place, [entry], known.manner, *options, begins=memory.hand_out)
     return replace(
         run,
@@ -129,13 +127,3 @@ def _job(server: Server, plan: Plan, workload: str, candidate: str) -> Figures:
         server_cpu_s=server.cpu_s() - server_cpu_s,
         requests=server.traffic().requests - traffic.requests,
     )
-
-
-@contextmanager
-def _directory(place: Path | None) -> Iterator[Path]:
-    if place is None:
-        with machine.memory_directory(4 << 30) as directory:
-            yield directory
-    else:
-        with tempfile.TemporaryDirectory(dir=place) as name:
-            yield Path(name)

@@ -1,10 +1,9 @@
 """What the jobs train with: one small script for all modes, written as for SageMaker, with the standard library alone.
 
 ``python training.py records`` reads the TFRecords of its channel one after the other; ``files`` has sixteen processes,
-forked as a DataLoader's workers are, read all files in a shuffled order, which ``hinted`` announces before; ``streams``
-reads every channel in a process of its own; ``bytes`` reads a FIFO to its end. What comes through a FIFO is one stream
-for one reader. Checksums are not looked at, so that the reader costs little and the same everywhere. Prints one JSON
-object.
+forked as a DataLoader's workers are, read all files in a shuffled order, which ``hinted`` announces before; ``bytes``
+reads a FIFO to its end. What comes through a FIFO is one stream for one reader. Checksums are not looked at, so that
+the reader costs little and the same everywhere. Prints one JSON object.
 """
 
 import json
@@ -89,11 +88,6 @@ def _read_files(paths: Sequence[str], tally: _Tally) -> None:
         tally.count(size_bytes)
 
 
-def _read_all(place: Path, tally: _Tally) -> None:
-    for path in _files(place):
-        _read_bytes(path, tally)
-
-
 def _read_bytes(path: Path, tally: _Tally) -> None:
     buffer = bytearray(_BUFFER_BYTES)
     with path.open("rb", buffering=0) as file:
@@ -128,14 +122,10 @@ def _announced(paths: Sequence[str], place: Path) -> AbstractContextManager[obje
     return fastfuse.hints.order(paths, place)
 
 
-def _train(manner: str, places: Sequence[Path], mode: str) -> Iterator[_Tally]:
-    place, tally = places[0], _Tally()
+def _train(manner: str, place: Path, mode: str) -> Iterator[_Tally]:
+    tally = _Tally()
     is_stream = mode == "Pipe"
-    if manner == "nothing":
-        yield tally
-    elif manner == "streams":
-        yield from _in_processes([partial(_read_all, place) for place in places])
-    elif manner == "bytes":
+    if manner == "bytes":
         yield from _in_processes([partial(_read_bytes, Path(f"{place}_0"))])
     elif manner in ("files", "hinted") and not is_stream:
         paths = _shuffled(place)
@@ -151,9 +141,9 @@ def _train(manner: str, places: Sequence[Path], mode: str) -> Iterator[_Tally]:
 
 def main() -> None:
     config = json.loads(os.environ["SM_INPUT_DATA_CONFIG"])
-    names = json.loads(os.environ["SM_CHANNELS"])
-    places = [Path(os.environ[f"SM_CHANNEL_{name.upper()}"]) for name in names]
-    tallies = list(_train(sys.argv[1], places, config[names[0]]["TrainingInputMode"]))
+    [name] = json.loads(os.environ["SM_CHANNELS"])
+    place = Path(os.environ[f"SM_CHANNEL_{name.upper()}"])
+    tallies = list(_train(sys.argv[1], place, config[name]["TrainingInputMode"]))
     ended_s, spent = time.monotonic(), os.times()
     print(
         json.dumps(

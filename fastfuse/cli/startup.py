@@ -28,7 +28,6 @@ def prepare() -> None:
     # numpy serves for its arrays only. Its OpenBLAS would start a thread for each core, and until the first fork ends
     # them they spin: 100 to 200 ms of CPU on four cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    atexit.register(_flush_stderr)  # the first to be registered is the last to be called
     # As it ends, Python searches all objects for garbage: 250 ms of CPU after a mount, 30 ms if they are frozen.
     atexit.register(gc.freeze)
     # The caller may ignore SIGCHLD. Then the kernel would reap every child, and its exit code would be lost.
@@ -43,14 +42,6 @@ def environment_without(names: Collection[str]) -> dict[str, str]:
     """
     beginnings = tuple(f"{name}_" for name in names)
     return {name: value for name, value in os.environ.items() if not f"{name}_".startswith(beginnings)}
-
-
-def _flush_stderr() -> None:
-    """Lose what stderr does not take: Python writes it once more at the exit, and exits with 120 if that fails."""
-    try:
-        sys.stderr.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def has_working_directory() -> bool:

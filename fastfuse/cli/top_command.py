@@ -324,15 +324,15 @@ def _single_keys() -> Iterator[None]:
         tty.setcbreak(sys.stdin)
         yield
     finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        with suppress(termios.error):  # the terminal may have gone
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def _pressed(keys: list[int]) -> str:
-    """Return the keys that were pressed, without waiting; forget a terminal that has gone."""
+    """Return the keys that were pressed, without waiting: ``q`` if the terminal has gone."""
     if not keys or not select.select(keys, [], [], 0)[0]:
         return ""
     with suppress(OSError):
         if pressed := os.read(keys[0], 64):
             return pressed.decode(errors="replace")
-    keys.clear()
-    return ""
+    return "q"

@@ -251,6 +251,18 @@ class TestRefusals:
             ("mount s3://bucket/\udcff", "'s3://bucket/\\udcff' is not UTF-8"),
             ("stats /m --summary --count 3", "--interval and --count are for lines, and the summary is printed once"),
             ("stats /m --json --interval 2", "--interval and --count are for lines, and the summary is printed once"),
+            ("cache status", "cache status has no directory"),
+            ("cache pin --cache /tmp/c", "pin needs the S3_URI of objects"),
+            ("cache clear s3://b --cache /tmp/c", "cache clear takes no S3_URI"),
+            ("warm s3://b", "warm has no place for what it fetches"),
+            ("warm s3://b --cache /tmp/c --limit 0MB/s", "--limit 0MB/s lets nothing through"),
+            ("deploy grafana --job", "grafana takes no --job"),
+            ("deploy kubernetes --job", "kubernetes takes an S3_URI"),
+            ("deploy kubernetes s3://b --daemonset --memory-target 1MiB", "--memory-target 1MiB is less than 128 MiB"),
+            (
+                "run --channel a=s3://b/f,mode=File --inventory a=s3://b/m.json --base-dir /dev/null/ml -- true",
+                "--inventory takes folders, and channel a takes every key that begins with s3://b/f",
+            ),
             ("nonsense", "No such command 'nonsense'."),
         ],
     )

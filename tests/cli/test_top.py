@@ -208,6 +208,16 @@ def test_signals_leave_the_terminal_in_order(mount: Mount, number: signal.Signal
 
 
 @fuse
+def test_it_ends_with_a_terminal_that_is_gone(mount: Mount) -> None:
+    """The kernel sends SIGHUP only to the processes that a terminal controls, and a program may ignore it."""
+    with terminal("top", str(mount.path)) as screen:
+        screen.read_until("q quit")
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), screen.fd)
+        assert screen.process.wait(60) == 0
+
+
+@fuse
 def test_a_read_that_began_before_anybody_looked_is_shown() -> None:
     with place({"shard.tar": b"x" * 1_000_000}) as here, ThreadPoolExecutor(1) as threads:
         rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))

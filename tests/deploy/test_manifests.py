@@ -160,7 +160,6 @@ def test_the_memory_is_the_target_what_may_come_on_top_and_the_table() -> None:
         (("--daemonset", "--mountpoint", "/a/../b"), "is not a directory in a directory"),
         (("--daemonset", "--mountpoint", "/a/b:c"), "is not a directory in a directory"),
         (("--daemonset", "--mountpoint", "/a/b\x1b"), r"'/a/b\x1b' cannot stand in a manifest"),
-        (("--sidecar", *TRAINS, "--", "x" * 8193), "cannot stand in a manifest"),
         (("--daemonset", "--memory-target", "25%"), "--memory-target '25%' is not a size"),
         (("--daemonset", "-o", "regio=eu-west-1"), "-o regio is not a mount option"),
         (("--daemonset", "-o", "log-format=xml"), "Invalid value for '--log-format'"),
