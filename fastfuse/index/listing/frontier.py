@@ -169,13 +169,7 @@ class _NumberLine:
         for alphabet in reversed(self._bases):
             number, digit = divmod(number, len(alphabet))
             letters.append(alphabet[digit])
-        # Trailing lowest digits add only length: the key without them sorts just before.
-        tail = "".join(reversed(letters))
-        for position in range(len(tail) - 1, 0, -1):
-            if tail[position] != self._bases[position][0]:
-                break
-            tail = tail[:position]
-        key = self._common + tail
+        key = self._common + "".join(reversed(letters))
         return key if len(key.encode()) <= MAX_KEY_BYTES else self._span.after
 
 
