@@ -34,8 +34,8 @@ from fastfuse.sizes import format_size
 
 _log = logging.getLogger(__name__)
 
-# The pauses between looks whether somebody else's claim is over: the first, and the longest.
-_LOOK_S, _MAX_LOOK_S = 0.001, 0.02
+# The pause between looks whether somebody else's claim is over.
+_LOOK_S = 0.01
 # The longest wait for somebody else's claim, and for the disk, before S3 is asked. A read that meets both has half of a
 # short deadline left for S3: a small read may wait for the disk twice as long.
 _PATIENCE_S = 10.0
@@ -271,7 +271,7 @@ class CachedReader:
         ref, object_id, _, start, end, return_bytes = asked
         keeps = self.writer.takes(return_bytes)
         fetched: dict[int, memoryview] = {}
-        look_s, waits_until_s = _LOOK_S, trio.current_time() + self._disk.patience_s
+        waits_until_s = trio.current_time() + self._disk.patience_s
 
         def missing() -> list[tuple[int, int]]:
             return gaps([*extents, *((at, at + len(data)) for at, data in fetched.items())], start, end)
@@ -281,8 +281,7 @@ class CachedReader:
             keeps = keeps and not self._disk.is_off
             if keeps and not self._claim(gap):
                 if trio.current_time() < waits_until_s:
-                    await trio.sleep(look_s)
-                    look_s = min(2 * look_s, _MAX_LOOK_S)
+                    await trio.sleep(_LOOK_S)
                     extents = self._find(object_id, start, end)
                     continue
                 keeps = False  # whoever fetches it is slow, and will keep it

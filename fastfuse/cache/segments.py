@@ -12,7 +12,6 @@ import mmap
 import os
 import sqlite3
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -25,8 +24,6 @@ from fastfuse.s3.whole import read_fully, write_all
 _MIB = 1 << 20
 # One segment is evicted at a time: a fine grain for small tiers, and few files for large ones.
 _SEGMENTS_AT_LEAST, _MAX_SEGMENT_BYTES = 128, 64 * _MIB
-# Descriptors that stay open: of a tier of 16 GiB all of them.
-_MAX_OPEN = 256
 # Every device takes multiples of this for direct I/O.
 ALIGNMENT = 4096
 # Ranges from this size on go straight from and to the memory of their part, so they begin at such a multiple.
@@ -54,45 +51,36 @@ def _digest(block: memoryview, seed: int, number: int) -> bytes:
     return xxhash.xxh3_64_digest(block, (seed + number) & 0xFFFFFFFFFFFFFFFF)
 
 
-class _File:
-    """A segment that is open for reading. It is closed when the last thread has let go of it."""
-
-    def __init__(self, directory_fd: int, name: str) -> None:
-        self.fd = -1
-        self.fd = _open_direct(directory_fd, name, os.O_RDONLY)
-
-    def __del__(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-
-
 class Segments:
     """The segments below the directory `directory_fd`; for any thread. Every method may raise `OSError`."""
 
     def __init__(self, directory_fd: int) -> None:
         self._directory_fd = directory_fd
-        self._open: OrderedDict[int, _File] = OrderedDict()
-        self._mutex = threading.Lock()
         self._local = threading.local()
 
     def read(self, extent: Extent, seed: int, start: int, end: int, into: memoryview) -> None:
         """Read ``[start, end)``, which lies in `extent`; raise `DamagedError` if it is not what was written."""
-        file, size_bytes = self._file(extent.segment), extent.end - extent.start
+        size_bytes = extent.end - extent.start
         if len(extent.digests) != 8 * -(-size_bytes // BLOCK_BYTES):
             raise DamagedError("its row in the index is damaged")
+        with self._opened(extent.segment) as fd:
+            self._read(fd, extent, seed, start, end, into)
+
+    def _read(self, fd: int, extent: Extent, seed: int, start: int, end: int, into: memoryview) -> None:
+        size_bytes = extent.end - extent.start
         # All places are counted from the begin of the extent from here on.
         start, end = start - extent.start, end - extent.start
         whole_to = start
         if start % BLOCK_BYTES == 0:
             whole_to += _aligned_bytes(extent.offset + start, into) // BLOCK_BYTES * BLOCK_BYTES
-            if not read_fully(into[: whole_to - start], file.fd, extent.offset + start):
+            if not read_fully(into[: whole_to - start], fd, extent.offset + start):
                 raise DamagedError("its segment is too short")
         for number in range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
             at, behind = number * BLOCK_BYTES, min(size_bytes, (number + 1) * BLOCK_BYTES)
             if behind <= whole_to:
                 block = into[at - start : behind - start]
             else:  # by aligned memory
-                block = self._read_block(file, extent.offset + at, behind - at)
+                block = self._read_block(fd, extent.offset + at, behind - at)
                 first, last = max(start, at), min(end, behind)
                 into[first - start : last - start] = block[first - at : last - at]
             if _digest(block, seed, number) != extent.digests[8 * number : 8 * number + 8]:
@@ -100,7 +88,8 @@ class Segments:
 
     def probe(self, number: int) -> None:
         """Read the begin of a segment from the disk."""
-        self._read_block(self._file(number), 0, 1)
+        with self._opened(number) as fd:
+            self._read_block(fd, 0, 1)
 
     @contextmanager
     def locked(self, number: int) -> Iterator[bool]:
@@ -122,10 +111,7 @@ class Segments:
                 filling.close()
 
     def remove(self, number: int) -> None:
-        """Remove a segment, if it is there, and free its room at once, also if readers have it open."""
-        with self._mutex:
-            self._open.pop(number, None)
-        self.empty(number)
+        """Remove a segment, if it is there."""
         with suppress(FileNotFoundError):
             os.unlink(_name(number), dir_fd=self._directory_fd)
 
@@ -158,24 +144,21 @@ class Segments:
                 return None
             raise
 
-    def _file(self, number: int) -> _File:
-        with self._mutex:
-            file = self._open.get(number)
-            if file is None:
-                file = self._open[number] = _File(self._directory_fd, _name(number))
-                if len(self._open) > _MAX_OPEN:
-                    self._open.popitem(last=False)
-            else:
-                self._open.move_to_end(number)
-            return file
+    @contextmanager
+    def _opened(self, number: int) -> Iterator[int]:
+        fd = _open_direct(self._directory_fd, _name(number), os.O_RDONLY)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
-    def _read_block(self, file: _File, offset: int, size_bytes: int) -> memoryview:
+    def _read_block(self, fd: int, offset: int, size_bytes: int) -> memoryview:
         """Return a block, until this thread reads another one."""
         if not hasattr(self._local, "scratch"):
             self._local.scratch = memoryview(mmap.mmap(-1, BLOCK_BYTES + ALIGNMENT))
         lead = offset % ALIGNMENT
         padded: memoryview = self._local.scratch[: aligned(lead + size_bytes)]
-        if os.preadv(file.fd, [padded], offset - lead) < lead + size_bytes:
+        if os.preadv(fd, [padded], offset - lead) < lead + size_bytes:
             raise DamagedError("its segment is too short")
         return padded[lead : lead + size_bytes]
 

@@ -39,10 +39,9 @@ def progress_line(title: str, tell: Callable[[str], object] = _log.info) -> Call
 
 
 def _figures(listed: ListingProgress, started_s: float) -> str:
-    elapsed_s = time.monotonic() - started_s
-    rate = f"{listed.objects / elapsed_s:,.0f}" if elapsed_s else "?"
+    rate = listed.objects / (time.monotonic() - started_s)
     share = "" if listed.share is None else f" (about {listed.share:.0%})"
     return (
-        f"{listed.objects:,} objects{share}, {rate}/s, "
+        f"{listed.objects:,} objects{share}, {rate:,.0f}/s, "
         f"{listed.in_flight} requests in flight, {listed.throttled} throttled"
     )

@@ -106,6 +106,25 @@ def failing(name: str) -> Callable[[Path], AbstractContextManager[None]]:
     return fail
 
 
+@contextmanager
+def without_locks(_: Path) -> Iterator[None]:
+    with patch("fastfuse.cache.claims.set_lock", side_effect=OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))):
+        yield
+
+
+@contextmanager
+def without_thread(_: Path) -> Iterator[None]:
+    start = threading.Thread.start
+
+    def fail(thread: threading.Thread) -> None:
+        if thread.name == "cache writer":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with patch.object(threading.Thread, "start", fail):
+        yield
+
+
 @dataclass(frozen=True)
 class Fault:
     name: str
@@ -136,6 +155,8 @@ FAULTS = (
     Fault("the disk is full", full, None, None),
     Fault("the disk cannot be read", failing("preadv"), "disk", "disk"),
     Fault("the disk cannot be written", failing("pwrite"), "disk", "disk"),
+    Fault("nothing can be claimed", without_locks, "disk", "disk"),
+    Fault("no thread can be started", without_thread, None, "disk", "see ulimit -u and pids.max"),
 )
 
 

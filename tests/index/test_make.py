@@ -12,8 +12,10 @@ import pytest
 
 from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.errors import ConfigurationError, EmptySourceError, FastfuseError, SourceError
+from fastfuse.index.listing.acceptance import ListingProgress
 from fastfuse.index.make import make_index
 from fastfuse.index.origin import IndexOrigin, SourceKind
+from fastfuse.index.progress import listing_progress
 from fastfuse.index.saved import store_index
 from fastfuse.index.snapshot import Snapshot, open_snapshot
 from fastfuse.index.sources.shard import Shard
@@ -213,6 +215,22 @@ def test_the_index_of_a_view_is_taken_for_that_view_and_no_other(server: Loopbac
                 with pytest.raises(ConfigurationError, match=r"it is an index of .* as .*, not as ") as raised:
                     made(server, source, replace(wanted, saved=path))
                 assert "--shard" in raised.value.hint
+
+
+def test_a_long_listing_logs_its_figures_every_five_seconds(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s, counts = [100.0], list[int]()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    caplog.set_level("INFO")
+    report = listing_progress(PREFIX, counts.append)
+    for now_s[0], objects in ((104.9, 1000), (105.0, 2000), (109.9, 3000), (110.0, 5000)):
+        report(ListingProgress(objects, in_flight=3, throttled=1, share=objects / 10_000))
+    assert counts == [1000, 2000, 3000, 5000]
+    assert caplog.messages == [
+        f"listing s3://data/set: {figures}, 3 requests in flight, 1 throttled"
+        for figures in ("2,000 objects (about 20%), 400/s", "5,000 objects (about 50%), 500/s")
+    ]
 
 
 def test_no_two_origins_that_show_something_else_have_the_same_view() -> None:

@@ -111,6 +111,9 @@ async def test_a_first_folder_that_is_denied_does_not_keep_the_others_from_being
             await list_source(store, S3Uri("bucket", source), reader=store)
         # Without a reader, as for `fastfuse index`, nothing is read.
         await list_source(store, S3Uri("bucket", source))
+    nothing_else = WithoutLogs({"logs/0000": b"x"})
+    with pytest.raises(AccessError, match="denies access"):
+        await list_source(nothing_else, S3Uri("bucket", ""), reader=nothing_else)
 
 
 # --- mounts

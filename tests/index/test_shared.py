@@ -428,16 +428,35 @@ def test_the_index_that_another_host_wrote_first_counts(server: LoopbackServer) 
         assert os.pread(fd, 1 << 20, 0) == others[0] == held(server)
 
 
-def test_a_claim_is_renewed_for_as_long_as_its_host_lists(
+def test_an_index_that_came_since_the_first_look_is_taken_and_the_claim_released(
     server: LoopbackServer, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, index = opened(server.endpoint_url), held(server)
+    assert index is not None
+    shared_bucket(server).delete(PLACE.path)
+
+    async def come(_: ObjectWriter, etag: str, __: object) -> str:
+        shared_bucket(server).put(PLACE.path, index, modified_s=int(clock.now_s))
+        return etag
+
+    monkeypatch.setattr(ObjectWriter, "check_conditions", come)
+    before = server.count("ListObjectsV2")
+    assert opened(server.endpoint_url) == found
+    assert server.count("ListObjectsV2") == before
+    assert is_released(server)
+
+
+def test_a_claim_is_renewed_for_as_long_as_its_host_lists(
+    server: LoopbackServer, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(shared_module, "RENEWAL_S", 0.02)
     ages: list[float] = []
 
     def make() -> tuple[Snapshot, int]:
+        server.faults.add(FaultRule(action=ACCESS_DENIED, operation="PutObject", times=1))
         seen = server.statistics().requests["PutObject"]
         clock.now_s += 1000
-        server.wait_until(lambda now: now.requests["PutObject"] >= seen + 2)
+        server.wait_until(lambda now: now.requests["PutObject"] >= seen + 3)
         claim = shared_bucket(server).view().lookup((PLACE.path + CLAIM_SUFFIX).encode())
         assert claim is not None
         assert claim.size_bytes
@@ -447,6 +466,7 @@ def test_a_claim_is_renewed_for_as_long_as_its_host_lists(
     with pytest.raises(EmptySourceError):
         SharedIndex(PLACE, SOURCE, session_of(server.endpoint_url), {""}, 3600).open(-1, make)
     assert ages == [0]
+    assert "the claim to list s3://data/set/ was not written anew: " in caplog.text
     assert is_released(server)
 
 

@@ -29,9 +29,6 @@ ROOT = 1
 
 _DIRECTORY_SPAN = struct.Struct("<QQ")
 
-# Paths of directories that are cached, because files are mostly opened with others of their directory. They take 0.5
-# MB, or 4 MB if they are as long as a key may be.
-_MAX_DIRECTORY_PATHS = 4096
 # Objects that are cached, because a file is mostly opened soon after it was prefetched. They take 1.6 MB, or 5 MB.
 _MAX_REFS = 4096
 
@@ -86,8 +83,8 @@ class InodeTable:
         # The storage classes whose objects nobody fetches ahead of their readers: none once an archived one was read,
         # and archives for good once one was refused. Threads stop at each refusal, and some may never be restored.
         self.unread_classes, self.is_archive_refused = ARCHIVE_STORAGE_CLASSES, False
-        # Caches: the paths by row, the objects by inode.
-        self._directory_paths: dict[int, str] = {}
+        # Caches: the directory whose path was asked for last, with that, and objects by inode.
+        self._last_directory = 0, ""
         self._refs: dict[int, ObjectRef] = {}
         self._made = columns["made"].data if "made" in columns else memoryview(b"")
         self._other_etags = columns["other_etags"].data if "other_etags" in columns else memoryview(b"")
@@ -226,16 +223,14 @@ class InodeTable:
         return self._directory_path(self._parent_row(row)) + self.name_at(row).decode()
 
     def _directory_path(self, row: int) -> str:
-        path = self._directory_paths.get(row)
-        if path is None:
+        last, path = self._last_directory
+        if row != last:
             segments, above = [b""], row
             while above:
                 segments.append(self.name_at(above))
                 above = self._parent_row(above)
             path = b"/".join(reversed(segments)).decode()
-            if len(self._directory_paths) >= _MAX_DIRECTORY_PATHS:
-                self._directory_paths.clear()
-            self._directory_paths[row] = path
+            self._last_directory = row, path
         return path
 
     def _parent_row(self, row: int) -> int:

@@ -26,6 +26,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from os.path import commonprefix
 from typing import Final
 
@@ -38,8 +39,6 @@ _RESOLUTION = 1 << 48
 _SAMPLES_PER_PAGE = 16
 
 _HEX = "abcdef"
-# Small prefixes stay serial: with so few pages a guess gains nothing.
-_SERIAL_PAGES: Final = 2
 # Unproven guesses and wasted pages together may be four, and one more for each four pages listed.
 _FREE_GUESSES: Final = 4
 _PAGES_PER_GUESS: Final = 4
@@ -71,24 +70,18 @@ class Alphabets:
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self._seen: list[set[str]] = []
-        self._last_key = ""
         self._letters: dict[int, str] = {}
 
     def learn(self, keys: list[str]) -> None:
         """Learn from a page of keys, which all begin with the prefix."""
         step = max(len(keys) // _SAMPLES_PER_PAGE, 1)
-        # The letters that all of them share with a key that was learned before are known.
-        shared = commonprefix([self._last_key, *keys[:1], *keys[-1:]])  # noqa: RUF071 - characters are compared
-        start = max(len(self.prefix), len(shared))
-        for key in [*keys[::step], *keys[-1:]]:
-            self._last_key = key
-            for position, character in enumerate(key[start:MAX_KEY_BYTES], start - len(self.prefix)):
-                if position == len(self._seen):
-                    self._seen.append(set())
-                seen = self._seen[position]
-                if character not in seen:
-                    seen.add(character)
-                    self._letters.pop(position, None)
+        tails = [key[len(self.prefix) : MAX_KEY_BYTES] for key in [*keys[::step], *keys[-1:]]]
+        for position, characters in enumerate(zip_longest(*tails, fillvalue="")):
+            if position == len(self._seen):
+                self._seen.append({""})  # where a key ends
+            if not self._seen[position].issuperset(characters):
+                self._seen[position].update(characters)
+                self._letters.pop(position, None)
 
     def letters(self, position: int) -> str:
         """Return the characters that may stand at `position`, in order; none where no key was that long."""
@@ -176,13 +169,7 @@ class _NumberLine:
         for alphabet in reversed(self._bases):
             number, digit = divmod(number, len(alphabet))
             letters.append(alphabet[digit])
-        # Trailing lowest digits add only length: the key without them sorts just before.
-        tail = "".join(reversed(letters))
-        for position in range(len(tail) - 1, 0, -1):
-            if tail[position] != self._bases[position][0]:
-                break
-            tail = tail[:position]
-        key = self._common + tail
+        key = self._common + "".join(reversed(letters))
         return key if len(key.encode()) <= MAX_KEY_BYTES else self._span.after
 
 
@@ -274,7 +261,7 @@ class Frontier:
     def cut(self, capacity: int) -> list[Span]:
         """Cut up to `capacity` new spans off those that have most left, and return them."""
         begun: list[Span] = []
-        while capacity > len(begun) and self.page_count >= _SERIAL_PAGES:
+        while capacity > len(begun):
             candidates = [span for span in self.active if span.pages and span.pages_left >= self._piece_pages()]
             if not candidates:
                 break

@@ -78,7 +78,8 @@ class Service:
                 mine = frontier.advance(span, keys, is_truncated=is_truncated)
                 found.setdefault(span, []).extend(keys[:mine])
                 running += [span] if not span.is_done else []
-                running += frontier.cut(self.limit - len(frontier.active))
+                if self.requests > 2:  # as the lister, which takes the first two pages one by one
+                    running += frontier.cut(self.limit - len(frontier.active))
         assert not frontier.active
         assert frontier.share_done() == 1
         return [key for span in sorted(found, key=lambda span: span.range.after) for key in found[span]]

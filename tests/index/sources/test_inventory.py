@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
+import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.errors import ConfigurationError, SourceError
@@ -150,8 +152,21 @@ def test_a_damaged_csv_file_is_one_sentence(data: bytes) -> None:
     assert "\n" not in str(caught.value)
 
 
+def with_column(name: str, values: list[object]) -> bytes:
+    table = parquet.read_table(io.BytesIO(parquet_file([Row("a")])))
+    out = io.BytesIO()
+    parquet.write_table(table.set_column(table.column_names.index(name), name, pyarrow.array(values)), out)
+    return out.getvalue()
+
+
 @pytest.mark.parametrize(
-    "data", [b"", b"PAR1", parquet_file([Row("a")])[:-20], b"x" * 1000], ids=["empty", "head", "cut", "odd"]
+    "data",
+    [
+        *(b"", b"PAR1", parquet_file([Row("a")])[:-20], b"x" * 1000),
+        *(with_column(name, [None]) for name in ("key", "size", "last_modified_date")),
+        with_column("last_modified_date", [1]),
+    ],
+    ids=["empty", "head", "cut", "odd", "no key", "no size", "no time", "a number for a time"],
 )
 def test_a_damaged_parquet_file_is_one_sentence(data: bytes) -> None:
     with pytest.raises(ConfigurationError, match="the inventory file data is damaged"):
@@ -235,6 +250,11 @@ async def test_a_data_file_that_is_gone_is_said_by_its_name(aws_environment: obj
     objects.delete("inventory/data/1")
     with pytest.raises(SourceError, match="There is no object 's3://bucket/inventory/data/1"):
         await tables(objects, S3Uri("bucket", "train"))
+
+
+async def test_a_source_of_which_a_report_has_nothing_is_an_empty_table(aws_environment: object) -> None:
+    async with client_of(held("CSV")) as client:
+        assert (await list_inventory(client, MANIFEST, S3Uri("bucket", "none"))).table.metadata.file_count == 0
 
 
 async def test_a_source_that_is_only_the_beginning_of_a_name_says_what_there_is(aws_environment: object) -> None:
