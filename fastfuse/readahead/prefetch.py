@@ -255,6 +255,8 @@ class Prefetcher:
                 continue
             # All of a small file, or the first part of a large one.
             end = min(ref.size_bytes, self._config.part_size_bytes)
+            if self._fetches.service.is_full(self._pool.parts_in_flight, end):
+                return None  # readers would wait for these GETs on a slow link
             if not self._pool.may_expect or not self._has_room(end, is_guess=is_guess):
                 return None
             part = self._pool.try_expect(inode, ref, end, is_guess=is_guess)
