@@ -2,9 +2,6 @@
 
 from math import inf
 from posixpath import splitext
-from string import digits
-
-from fastfuse.objects import ObjectRef
 
 # Rows looked at for each file begun: what 16 readers cause with their own GETs and these is what one mount can fetch.
 _LOOKS_PER_FILE = 4
@@ -19,7 +16,7 @@ _LEAST_SCATTERED_FILES = 16
 _SCATTERED_DIVISOR = 10
 # Readers in order that are this part of the set apart are taken for random ones.
 _NEAR_DIVISOR = 4
-_WITHOUT_DIGITS = str.maketrans("", "", digits)
+_DIGITS = b"0123456789"
 
 
 class ShuffledEpoch:
@@ -56,7 +53,7 @@ class ShuffledEpoch:
         self._first_row, self._last_row = (0, last_row) if self._is_expected else (last_row, 0)
         self._scattered_files = 0
         # The suffixes of files that were begun.
-        self._suffixes = set[str]()
+        self._suffixes = set[bytes]()
         # So many bytes may be fetched now.
         self._spare_bytes: float = inf if self._is_expected else 0
 
@@ -65,11 +62,11 @@ class ShuffledEpoch:
         """True if nothing is fetched any more: there are too many files, or most were fetched in vain."""
         return not self._row_count
 
-    def begun(self, row: int, ref: ObjectRef | None, *, is_found: bool, is_missed: bool) -> bool:
+    def begun(self, row: int, file: tuple[bytes, int] | None, *, is_found: bool, is_missed: bool) -> bool:
         """Note that a small file was begun. Return whether this ends the last pass; what is held then is for nobody.
 
-        `is_found`: it was guessed. `is_missed`: it is neither here nor, as far as known, in the page cache. In both
-        cases `ref` is its object, if it has one.
+        `is_found`: it was guessed. `is_missed`: it is neither here nor, as far as known, in the page cache. `file` is
+        its name and size in bytes, if what was begun is to cause something.
         """
         if not self._row_count:
             return False
@@ -80,17 +77,18 @@ class ShuffledEpoch:
         self._begun_files += is_read or not self._begun_rows[row]
         self._begun_rows[row] = True
         self._found += is_found
-        if is_read and ref is not None:
-            self._suffixes.add(_suffix(ref.key))
-            self._spare_bytes += ref.size_bytes * (1 + is_found)
+        if is_read and file is not None:
+            name, size_bytes = file
+            self._suffixes.add(_suffix(name))
+            self._spare_bytes += size_bytes * (1 + is_found)
             if self._is_set_read(row):
                 self._row = max(self._row, self._first_row)
                 self._looks = min(self._looks + _LOOKS_PER_FILE, self._max_looks)
         return False
 
-    def expects(self, ref: ObjectRef | None) -> bool:
-        """Return whether the file that `next` gave is read as well, as far as its object tells."""
-        return ref is not None and _suffix(ref.key) in self._suffixes
+    def expects(self, name: bytes) -> bool:
+        """Return whether the file that `next` gave is read as well, as far as its name tells."""
+        return _suffix(name) in self._suffixes
 
     def adopted(self, size_bytes: int) -> None:
         """Count a guess as found, because an order has come to it."""
@@ -134,6 +132,6 @@ class ShuffledEpoch:
         return is_last
 
 
-def _suffix(key: str) -> str:
+def _suffix(name: bytes) -> bytes:
     """Return the suffix of a name, without digits: they may count files."""
-    return splitext(key)[1].translate(_WITHOUT_DIGITS)
+    return splitext(name)[1].translate(None, _DIGITS)
