@@ -93,9 +93,9 @@ class ReadEngine:
         end = min(offset + size_bytes, ref.size_bytes)
         if offset >= end:
             return b""
-        stream = self._stream_of(inode, ref)
+        stream, is_small = self._stream_of(inode, ref), ref.size_bytes <= self._config.part_size_bytes
         if stream is None:
-            is_small, is_whole = ref.size_bytes <= self._config.part_size_bytes, not offset and end == ref.size_bytes
+            is_whole = not offset and end == ref.size_bytes
             is_found, is_missed = self.pool.is_guess(inode), is_small and self.pool.file(inode) is None
             is_new = ends_s == inf
             if is_new and is_whole and is_missed and self.pool.try_reserve(end):
@@ -112,6 +112,8 @@ class ReadEngine:
             self._streams[inode] = self._streams.pop(inode)  # as the one read last
             if not stream.was_read:
                 self._begin(inode, offset)
+            elif is_small and inode in self._delivered.failed:
+                stream.fetch_whole()  # the checksum of the object says nothing of a piece
         data = await stream.read(offset, end, ends_s)
         if stream.is_done and self._streams.get(inode) is stream:
             self.release(inode)

@@ -56,6 +56,9 @@ class Listing(Protocol):
     def file_at(self, row: int) -> tuple[int, int] | None:
         """Return ``(inode, size in bytes)``, or None if the row is a directory."""
 
+    def name_at(self, row: int) -> bytes:
+        """Return the last segment of the path of a row."""
+
     def ref(self, inode: int) -> ObjectRef:
         """Return the object behind a file. Raise if there is none."""
 
@@ -153,8 +156,9 @@ class Prefetcher:
         row = _known(self.current_table().row, inode)
         if row is not None:  # else a refresh has taken it out of the table
             self._drop_rows(self._listed.begun(row))
-            ref = self._ref(inode) if self._guesses and (is_found or is_missed) else None
-            if self._shuffled.begun(row, ref, is_found=is_found, is_missed=is_missed):
+            file = self._file_at(row) if self._guesses and (is_found or is_missed) else None
+            named = None if file is None else (self.current_table().name_at(row), file[1])
+            if self._shuffled.begun(row, named, is_found=is_found, is_missed=is_missed):
                 self._drop(self._pool.guesses())
         self._unheeded += 1
         under_way = self._tasks + self._small_files.held()[0]
@@ -255,6 +259,8 @@ class Prefetcher:
                 continue
             # All of a small file, or the first part of a large one.
             end = min(ref.size_bytes, self._config.part_size_bytes)
+            if self._fetches.service.is_full(self._pool.parts_in_flight, end):
+                return None  # readers would wait for these GETs on a slow link
             if not self._pool.may_expect or not self._has_room(end, is_guess=is_guess):
                 return None
             part = self._pool.try_expect(inode, ref, end, is_guess=is_guess)
@@ -279,20 +285,22 @@ class Prefetcher:
             elif is_cached and isinstance(order, AnnouncedOrder):
                 order.pass_over()
                 continue
-            elif not is_cached and self._is_worth_it(order, inode, size_bytes) and not self._own_pace.take_sample():
+            elif (
+                not is_cached
+                and self._is_worth_it(inode, size_bytes)
+                and (order is not self._shuffled or self._shuffled.expects(self.current_table().name_at(place)))
+                and not self._own_pace.take_sample()
+            ):
                 return inode
             order.advance(adopted_bytes)
         return None
 
-    def _is_worth_it(self, order: _Order, inode: int, size_bytes: int | None) -> bool:
+    def _is_worth_it(self, inode: int, size_bytes: int | None) -> bool:
         """Return whether to fetch a file; without a `size_bytes` it was announced, and may be large."""
         if size_bytes is not None and not 0 < size_bytes <= self._config.part_size_bytes:
             return False
         is_read = self._small_files.threads.is_read(inode)  # and left to them
-        if is_read or inode in self._delivered.failed or self._pool.file(inode) is not None:
-            return False
-        # The object is asked for last: that takes longest.
-        return not isinstance(order, ShuffledEpoch) or order.expects(self._ref(inode))
+        return not (is_read or inode in self._delivered.failed or self._pool.file(inode) is not None)
 
     def _ref(self, inode: int) -> ObjectRef | None:
         """Return the object behind a file; None if there is nothing to fetch, as for synthetic files."""

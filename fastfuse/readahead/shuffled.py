@@ -2,24 +2,22 @@
 
 from math import inf
 from posixpath import splitext
-from string import digits
-
-from fastfuse.objects import ObjectRef
 
 # Rows looked at for each file begun: what 16 readers cause with their own GETs and these is what one mount can fetch.
 _LOOKS_PER_FILE = 4
 # No pass begins over more than this many times the files that can be held: too few would be found.
 _WORTH_TIMES_HELD = 8
-# The page cache may still have the first files of an epoch, which are not counted then. A file that is read again when
-# all but this part were read is therefore in the next epoch.
-_UNCOUNTED_DIVISOR = 16
+# So many files of a pass that are read again, and this part of those begun in it, are of the next epoch. See
+# MEASUREMENTS.md.
+_LEAST_REPEATED_FILES = 16
+_REPEATED_DIVISOR = 32
 # Where nobody has said that every file is read, so many files of a set have to be begun far behind its last one, and
 # this part of it: whoever reads a tenth at random causes nothing. See MEASUREMENTS.md.
 _LEAST_SCATTERED_FILES = 16
 _SCATTERED_DIVISOR = 10
 # Readers in order that are this part of the set apart are taken for random ones.
 _NEAR_DIVISOR = 4
-_WITHOUT_DIGITS = str.maketrans("", "", digits)
+_DIGITS = b"0123456789"
 
 
 class ShuffledEpoch:
@@ -34,8 +32,9 @@ class ShuffledEpoch:
     begun, once readers have begun some of it at random. They may stop, so no more bytes are fetched and not found than
     were begun.
 
-    The pool holds `max_held_files` at most, and gives them up for everything else. If fewer than half of those fetched
-    in a pass were found, not every file is read or no memory is spare: there is no other pass.
+    A pass ends once files are read that were read in it before: the readers are in their next epoch. The pool holds
+    `max_held_files` at most, and gives them up for everything else. If fewer than half of those fetched in a pass were
+    found, not every file is read or no memory is spare: there is no other pass.
     """
 
     def __init__(self, row_count: int, max_held_files: int, *, is_expected: bool) -> None:
@@ -47,16 +46,16 @@ class ShuffledEpoch:
     def _begin_pass(self) -> None:
         # The next row to look at, and how many may be looked at now.
         self._row = self._looks = 0
-        # The rows that were begun in this pass, and the number of files begun that tells when it is over.
+        # The rows that were begun in this pass, how many, and how often one was read again that was not here.
         self._begun_rows = bytearray(self._row_count)
-        self._begun_files = 0
+        self._begun_files = self._repeated_files = 0
         self._fetched = self._found = 0
         # The first and the last row of the set, and how many of it were begun far behind its last one.
         last_row = self._row_count - 1
         self._first_row, self._last_row = (0, last_row) if self._is_expected else (last_row, 0)
         self._scattered_files = 0
         # The suffixes of files that were begun.
-        self._suffixes = set[str]()
+        self._suffixes = set[bytes]()
         # So many bytes may be fetched now.
         self._spare_bytes: float = inf if self._is_expected else 0
 
@@ -65,32 +64,35 @@ class ShuffledEpoch:
         """True if nothing is fetched any more: there are too many files, or most were fetched in vain."""
         return not self._row_count
 
-    def begun(self, row: int, ref: ObjectRef | None, *, is_found: bool, is_missed: bool) -> bool:
+    def begun(self, row: int, file: tuple[bytes, int] | None, *, is_found: bool, is_missed: bool) -> bool:
         """Note that a small file was begun. Return whether this ends the last pass; what is held then is for nobody.
 
-        `is_found`: it was guessed. `is_missed`: it is neither here nor, as far as known, in the page cache. In both
-        cases `ref` is its object, if it has one.
+        `is_found`: it was guessed. `is_missed`: it is neither here nor, as far as known, in the page cache. `file` is
+        its name and size in bytes, if what was begun is to cause something.
         """
         if not self._row_count:
             return False
         is_read = is_found or is_missed
-        if is_read and self._is_over(row) and self._end_pass():
-            return True
         # A file begun again that was here, and so neither found nor missed, is no sign of another epoch.
-        self._begun_files += is_read or not self._begun_rows[row]
+        self._repeated_files += is_read and self._begun_rows[row]
+        most_repeated_files = max(_LEAST_REPEATED_FILES, self._begun_files // _REPEATED_DIVISOR)
+        if self._repeated_files > most_repeated_files and self._end_pass():
+            return True
+        self._begun_files += not self._begun_rows[row]
         self._begun_rows[row] = True
         self._found += is_found
-        if is_read and ref is not None:
-            self._suffixes.add(_suffix(ref.key))
-            self._spare_bytes += ref.size_bytes * (1 + is_found)
+        if is_read and file is not None:
+            name, size_bytes = file
+            self._suffixes.add(_suffix(name))
+            self._spare_bytes += size_bytes * (1 + is_found)
             if self._is_set_read(row):
                 self._row = max(self._row, self._first_row)
                 self._looks = min(self._looks + _LOOKS_PER_FILE, self._max_looks)
         return False
 
-    def expects(self, ref: ObjectRef | None) -> bool:
-        """Return whether the file that `next` gave is read as well, as far as its object tells."""
-        return ref is not None and _suffix(ref.key) in self._suffixes
+    def expects(self, name: bytes) -> bool:
+        """Return whether the file that `next` gave is read as well, as far as its name tells."""
+        return _suffix(name) in self._suffixes
 
     def adopted(self, size_bytes: int) -> None:
         """Count a guess as found, because an order has come to it."""
@@ -120,11 +122,6 @@ class ShuffledEpoch:
         least_files = max(_LEAST_SCATTERED_FILES, rows // _SCATTERED_DIVISOR)
         return self._is_expected or self._scattered_files >= least_files
 
-    def _is_over(self, row: int) -> bool:
-        """Return whether the reader of `row` is in another epoch."""
-        uncounted = self._row_count // _UNCOUNTED_DIVISOR if self._begun_rows[row] else 0
-        return self._begun_files + uncounted >= self._row_count
-
     def _end_pass(self) -> bool:
         """Begin another pass: the page cache has not kept what was read in this one. Return whether there is none."""
         is_last = 2 * self._found < self._fetched
@@ -134,6 +131,6 @@ class ShuffledEpoch:
         return is_last
 
 
-def _suffix(key: str) -> str:
+def _suffix(name: bytes) -> bytes:
     """Return the suffix of a name, without digits: they may count files."""
-    return splitext(key)[1].translate(_WITHOUT_DIGITS)
+    return splitext(name)[1].translate(None, _DIGITS)

@@ -66,6 +66,10 @@ class Files:
         ref = self.refs[row]
         return None if ref is None else (row + 1, ref.size_bytes)
 
+    def name_at(self, row: int) -> bytes:
+        ref = self.refs[row]
+        return b"" if ref is None else ref.key.encode()
+
     def ref(self, inode: int) -> ObjectRef:
         ref = self.refs[self.row(inode)]
         if ref is None:

@@ -3,12 +3,15 @@
 20 ms to the first byte and 90 MB/s per connection, unless said otherwise.
 """
 
+import random
+
 import pytest
+import trio
 from trio.testing import MockClock
 
 from fastfuse.readahead import ReadaheadConfig
-from tests.readahead.readers import MIB
-from tests.readahead.simulation import Reader, SimulatedService, read_through
+from tests.readahead.readers import MIB, listed
+from tests.readahead.simulation import Reader, SimulatedService, read_through, simulated
 
 GIB = 1 << 30
 PLENTY = ReadaheadConfig(memory_limit_bytes=4 * GIB, max_parts_in_flight=128)
@@ -92,6 +95,23 @@ async def test_a_slow_link_is_used_in_full_and_no_get_takes_as_long_as_a_read_ma
     # Sixteen readers come to 0.90 to 0.92, by the order in which trio runs them: the last ones end one after the other.
     assert total_bytes_per_s(reading) > 0.87 * link_bytes_per_s
     assert service.longest_get_s < 20
+
+
+async def test_no_file_waits_over_a_slow_link_for_many_that_are_guessed(autojump_clock: MockClock) -> None:
+    """Semantics D5: eight readers of files of 6 MB wait 24 s for one another."""
+    config = ReadaheadConfig.within(1 << 30, part_size_bytes=8 * MIB, max_parts_in_flight=64, read_deadline_s=30.0)
+    refs = [listed(f"file-{row:03}", 6_000_000) for row in range(100)]
+    rows = random.Random(0).sample(range(len(refs)), len(refs))
+    service = SimulatedService(link_bytes_per_s=2e6)
+    async with simulated(service, config, refs) as engine, trio.open_nursery() as running:
+
+        async def read_some(mine: list[int]) -> None:
+            for row in mine:
+                for offset in range(0, refs[row].size_bytes, MIB):
+                    await engine.read(row + 1, refs[row], offset, MIB)
+
+        for reader in range(8):
+            running.start_soon(read_some, rows[reader::8])
 
 
 async def test_a_service_that_begins_late_gets_as_many_requests_at_once_as_any(autojump_clock: MockClock) -> None:

@@ -11,6 +11,8 @@ from tests.semantics.places import Place, block_bytes, place
 MIB = 1 << 20
 BIG = block_bytes(1, 16 * MIB)
 SMALL = {f"small/{number:03}": block_bytes(2 + number, 40_000) for number in range(60)}
+# The kernel asks for each of them in pieces.
+MIDDLE = {f"middle/{number}": block_bytes(62 + number, 3_000_000) for number in range(3)}
 
 
 def checksummed(data: dict[str, bytes]) -> MemoryObjects:
@@ -48,6 +50,13 @@ def test_small_files_through_a_bad_network_are_right_or_an_error() -> None:
         failed = [key for key, data in found.items() if data is None]
         assert not wrong
         assert 0 < len(failed) < len(SMALL)
+
+
+def test_files_of_one_part_are_no_less_checked_after_a_read_that_failed() -> None:
+    """D1"""
+    with place(checksummed(MIDDLE)) as here:
+        here.server.faults.add(FaultRule(action=Flip(lambda start, end: [start]), operation="GetObject"))
+        assert [read(here.path / key) for _ in range(2) for key in MIDDLE] == [None] * 6
 
 
 def test_a_large_file_with_wrong_bytes_is_not_read_to_its_end() -> None:
