@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastfuse import log
+from fastfuse.cli import startup
 from fastfuse.cli.messages import say
 from fastfuse.cli.options import MOST_ID, option
 from fastfuse.errors import ConfigurationError, FastfuseError, MountError
@@ -87,7 +88,8 @@ def status(
     For each: its state, rates, memory, and last errors.
     The exit code is 0 if all of yours are ok, and 1 if one is in trouble, stops or does not answer.
     """
-    from fastfuse.cli import status_command as command
+    with startup.loading():
+        from fastfuse.cli import status_command as command
 
     if stack:
         if mountpoint is None:
@@ -110,7 +112,8 @@ def stats(
 
     What it reads, fetches and waits for, until Ctrl-C.
     """
-    from fastfuse.cli import status_command as command
+    with startup.loading():
+        from fastfuse.cli import status_command as command
 
     if summary or as_json:
         if (interval, count) != (_EVERY_S, None):
@@ -134,7 +137,8 @@ def top(
     w, b and f sort the files by waiting, bytes and name; p pauses; q ends. Where the output is no terminal, or one that
     cannot be redrawn, it is printed once.
     """
-    from fastfuse.cli import top_command as command
+    with startup.loading():
+        from fastfuse.cli import top_command as command
 
     return command.top(mountpoint, every_s=interval)
 
@@ -155,7 +159,8 @@ def trace(
     Reads that the page cache serves never reach the mount. A trace that is not read fast enough loses lines, and says
     how many; it delays no reader.
     """
-    from fastfuse.cli import status_command as command
+    with startup.loading():
+        from fastfuse.cli import status_command as command
 
     return command.trace(mountpoint, path=path, process=process, sample=sample, count=count, as_json=as_json)
 
@@ -167,8 +172,9 @@ def log_level(
     ] = None,
 ) -> int:
     """Change how much a mount logs while it runs, until it ends."""
-    from fastfuse.cli import status_command as command
-    from fastfuse.filesystem.talking import control
+    with startup.loading():
+        from fastfuse.cli import status_command as command
+        from fastfuse.filesystem.talking import control
 
     if level is not None and level not in log.LEVELS:
         raise ConfigurationError(f"there is no log level {level!r}", hint=f"one of {', '.join(log.LEVELS)}")
@@ -254,10 +260,12 @@ def report(
 
     The page covers the last hours and needs no network and no server. It takes pygal.
     """
-    from fastfuse.report import records
+    with startup.loading():
+        from fastfuse.report import records
 
     if place is None:
-        from fastfuse.cli.top_command import the_only_mount
+        with startup.loading():
+            from fastfuse.cli.top_command import the_only_mount
 
         place = the_only_mount("a report is of")
     found = records.record_at(Path(os.path.abspath(place)))
@@ -281,7 +289,8 @@ def report(
 
 def _page(record: "Record") -> str:
     try:
-        from fastfuse.report.layout import page
+        with startup.loading():
+            from fastfuse.report.layout import page
     except ImportError:
         raise ConfigurationError(
             "a report takes pygal, which is not installed", hint=f"{sys.executable} -m pip install pygal"

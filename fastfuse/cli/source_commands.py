@@ -17,7 +17,7 @@ from fastfuse import log
 from fastfuse.advise.model import Access, Job
 from fastfuse.cache.settings import CacheSettings
 from fastfuse.cgroup import available_memory_bytes, usable_cpus
-from fastfuse.cli import index_options, options
+from fastfuse.cli import index_options, options, startup
 from fastfuse.cli.messages import INTERRUPTED, say, tell
 from fastfuse.cli.options import option
 from fastfuse.doctor.machine import look
@@ -58,7 +58,8 @@ def index(
     uri = S3Uri.given(source)
     origin.check_place("--output", place, uri)
     log.configure(logs)
-    from fastfuse.cli import source_output
+    with startup.loading():
+        from fastfuse.cli import source_output
 
     return source_output.index(uri, origin, connection, output=place, summary=summary, as_json=as_json)
 
@@ -103,7 +104,8 @@ def advise(
         region_factor=region_factor,
     )
     log.configure(logs)
-    from fastfuse.cli import source_output
+    with startup.loading():
+        from fastfuse.cli import source_output
 
     return source_output.advise(S3Uri.given(source), origin, connection, job, probes=not no_probe, as_json=as_json)
 
@@ -137,7 +139,8 @@ def doctor(
     for one in findings(look()):
         tell(one)
     if uri is not None:
-        from fastfuse.doctor.steps import ask_service  # loads the S3 client
+        with startup.loading():  # of the S3 client
+            from fastfuse.doctor.steps import ask_service
 
         ask_service(uri, connection, tell)
     if as_json:
@@ -166,7 +169,8 @@ def demo(
 
     Makes a data set on a local S3 server, mounts it, and reads it at full speed.
     """
-    from fastfuse.demo import DemoSettings, run
+    with startup.loading():
+        from fastfuse.demo import DemoSettings, run
 
     settings = DemoSettings(
         shard_count=shards,
@@ -218,7 +222,8 @@ def cache(
     if not settings.directory.exists():
         raise ConfigurationError(f"--cache {str(settings.directory)!r} is not there", hint="a mount or warm makes it")
     log.configure(logs)
-    from fastfuse.cli import cache_work
+    with startup.loading():
+        from fastfuse.cli import cache_work
 
     uri = None if source is None else S3Uri.given(source)
     outcome = cache_work.maintain(action, uri, origin, settings, connection)
@@ -257,7 +262,8 @@ def warm(
     if not is_mount and cache is None:
         raise ConfigurationError("warm has no place for what it fetches", hint="give --cache DIR, or a MOUNTPOINT")
     log.configure(logs)
-    from fastfuse.cli import cache_work
+    with startup.loading():
+        from fastfuse.cli import cache_work
 
     try:
         if is_mount:

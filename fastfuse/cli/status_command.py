@@ -1,6 +1,7 @@
 """``fastfuse status``, ``stats`` and ``trace``: what the mounts of this machine do, as lines of text."""
 
 import json
+import select
 import sys
 import time
 from collections import defaultdict
@@ -8,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from functools import partial
+from io import BufferedReader
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -249,6 +250,8 @@ _HEADING = f"{'time':15}  {'process':22}  {'found':6}  {'offset':>13}  {'size':>
 # The mount has so long to start another worker.
 _NEXT_WORKER_WITHIN_S = 60.0
 _RETRY_S = 0.2
+# Python does not heed a Ctrl-C that comes just before a wait until that wait ends.
+_LONGEST_WAIT_S = 1.0
 
 
 def is_chosen(read: Mapping[str, Any], path: str | None, process: str | None) -> bool:
@@ -297,8 +300,18 @@ def _told(entry: MountEntry, sample: int, *, is_next: bool = False) -> Iterator[
     with watching(entry, {"request": TRACE, "sample": sample}) as told, suppress(ConnectionError, ValueError):
         if is_next:
             yield {"replaced": True}
-        # It ends in the middle of a line if the worker is killed.
-        yield from map(json.loads, iter(partial(told.readline, MOST_LINE_BYTES), b""))
+        rest = b""
+        while len(rest) <= MOST_LINE_BYTES and (received := _received(told)):
+            # What is left of a line when the worker is killed is not shown.
+            *lines, rest = (rest + received).split(b"\n")
+            yield from map(json.loads, lines)
+
+
+def _received(told: BufferedReader) -> bytes:
+    """Return what came, which may end amid a line; nothing at the end."""
+    while not select.select([told], [], [], _LONGEST_WAIT_S)[0]:
+        pass
+    return told.read1()
 
 
 def line_of(read: Mapping[str, Any]) -> str:

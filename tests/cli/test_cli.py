@@ -474,6 +474,18 @@ class TestUnmount:
         assert unmounted == [(Path("/mnt/a"), False), (Path("/mnt/b"), False), (Path("/mnt/theirs"), False)]
 
 
+# Modules that take long to load, each with a command that loads it.
+LATE_MODULES = (
+    *[("cli.status_command", f"{command} /nowhere") for command in ("status", "stats", "trace", "log-level")],
+    *[("cli.top_command", command) for command in ("top", "report --json")],
+    *[("cli.source_output", f"{command} s3://bucket") for command in ("index --summary", "advise")],
+    *[("cli.cache_work", f"{command} --cache /tmp") for command in ("cache status", "warm s3://bucket")],
+    ("demo", "demo --shards 1 --shard-size 1KiB --small-files 0"),
+    ("report.records", "report --json"),
+    ("doctor.steps", "doctor s3://bucket"),
+)
+
+
 def interpreted(code: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, timeout=60)
 
@@ -545,6 +557,25 @@ class TestHelp:
         )
         done = interpreted(code)
         assert (done.returncode, done.stderr) == (130, "")
+
+    def test_ctrl_c_while_a_command_loads_its_modules_ends_it(self) -> None:
+        # Where it comes in `__del__`, an exception would be shown, and the command would go on.
+        code = (
+            "import os, signal, sys; from fastfuse.__main__ import main; from fastfuse.cli import main as loaded\n"
+            "class Interrupted:\n"
+            "    def __del__(self): signal.raise_signal(signal.SIGINT)\n"
+            "class Finder:\n"
+            "    def find_spec(self, name, *_):\n"
+            "        if name == 'fastfuse.' + late: Interrupted()\n"
+            "sys.meta_path.insert(0, Finder())\n"
+            f"for late, words in {LATE_MODULES!r}:\n"
+            "    if not (child := os.fork()):\n"
+            "        sys.argv[1:] = words.split()\n"
+            "        sys.exit(main())\n"
+            "    if (code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) != 130: sys.exit(f'{words}: {code}')\n"
+        )
+        done = interpreted(code)
+        assert (done.returncode, done.stderr) == (0, "")
 
     def test_help_and_the_reading_of_options_load_nothing_that_is_slow(self) -> None:
         # The commands need these: they take half a second and more to import, where help takes 0.12 s.

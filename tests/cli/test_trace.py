@@ -3,13 +3,11 @@
 import errno
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,8 @@ import pytest
 
 from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer
 from fastfuse.cli.status_command import is_chosen, line_of
-from tests.descriptors import open_descriptors
+from fastfuse.filesystem.talking.control import TASKS, ask, entry_of
+from fastfuse.filesystem.talking.hint_taker import cancel_when_gone
 from tests.filesystem.waiting import wait_until
 from tests.forked import Forked
 from tests.mounting import ENVIRONMENT, Mount, mounted
@@ -60,10 +59,22 @@ def test_reads_are_chosen_by_path_and_process_and_losses_are_always_shown(
 OBJECTS = {f"data/{name}": name.encode() * 1000 for name in ("a", "sub/b", "c", "d")}
 
 
+# A command whose first thread no signal interrupts in a system call, as if each signal came just before the call.
+LATE_SIGNALS = """
+import signal, sys, threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+from fastfuse.__main__ import main
+sys.exit(main())
+"""
+
+
 @contextmanager
-def traced(mount: Mount, *options: str) -> Iterator["subprocess.Popen[str]"]:
-    """A trace, once its connection is with the worker."""
-    command = [sys.executable, "-m", "fastfuse", "trace", str(mount.path), *options]
+def traced(
+    mount: Mount, *options: str, program: Sequence[str] = ("-m", "fastfuse")
+) -> Iterator["subprocess.Popen[str]"]:
+    """A trace that shows each read from now on."""
+    command = [sys.executable, *program, "trace", str(mount.path), *options]
     with Forked[str](command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
         try:
             wait_until(lambda: is_watched(mount))
@@ -73,11 +84,12 @@ def traced(mount: Mount, *options: str) -> Iterator["subprocess.Popen[str]"]:
 
 
 def is_watched(mount: Mount) -> bool:
-    """Return whether the worker holds a connection of the control socket: its peer is no child of the mount."""
-    names = open_descriptors(mount.worker()).values()
-    inodes = {name[8:-1] for name in names if name.startswith("socket:")}
-    lines = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
-    return any(words[6] in inodes and "@fastfuse-" in words[-1] and words[5] == "03" for words in lines)
+    """Return whether the worker shows its reads: it waits for the end of a watcher, which it has noted before."""
+    return cancel_when_gone.__name__ in str(ask(entry_of(mount.path), TASKS)["tasks"])
+
+
+def is_asleep(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
 pytestmark = pytest.mark.fuse
@@ -120,13 +132,15 @@ def test_filters_a_stopped_trace_and_ctrl_c(server: LoopbackServer) -> None:
             os.kill(trace.pid, signal.SIGSTOP)
             assert (mount.path / "c").read_bytes() == b"c" * 1000
         wait_until(lambda: not is_watched(mount))
+        with traced(mount, program=("-c", LATE_SIGNALS)) as trace:
+            wait_until(lambda: is_asleep(trace.pid))
+            trace.send_signal(signal.SIGINT)
+            assert trace.wait(60) == 130
+        wait_until(lambda: not is_watched(mount))
         # Whatever file is just being opened is not closed when Ctrl-C comes.
         with terminal("trace", str(mount.path), settings={"PYTHONWARNINGS": "ignore"}) as screen:
             wait_until(lambda: is_watched(mount))
-            screen.read_until("path\r\n")
-            # The worker may hold the connection, and not yet show what it reads.
-            read = partial(direct_read, mount.path / "sub/b", 4096)
-            wait_until(lambda: bool(read() and select.select([screen.fd], [], [], 0.1)[0]))
+            (mount.path / "sub/b").read_bytes()
             screen.read_until("sub/b\r\n")
             screen.interrupt()
             assert screen.finished() == 130
