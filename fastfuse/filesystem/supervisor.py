@@ -427,7 +427,7 @@ class Supervisor:
             try:
                 if is_held:
                     session.abort()
-                session.unmount(lazy=True)
+                session.unmount()
             finally:
                 session.close()
 

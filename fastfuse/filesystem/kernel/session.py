@@ -129,16 +129,16 @@ class Session:
         """Return whether this mount is at its place, or where somebody has moved it, even if another one covers it."""
         return self.place.is_mounted(self.device, is_connected=self.is_connected)
 
-    def unmount(self, *, lazy: bool = False) -> None:
-        """Unmount this mount, and never another one; do nothing if it is already unmounted.
+    def unmount(self) -> None:
+        """Detach this mount, and never another one; do nothing if it is already unmounted. Open files live on.
 
         Raises:
-            MountError: files below it are open, it may not be unmounted, or another mount covers it.
+            MountError: it may not be unmounted, or another mount covers it.
         """
         if not self.is_mounted():
             return
         try:
-            self.place.unmount(self.device, lazy=lazy)
+            self.place.unmount(self.device)
         except MountError:
             if self.is_mounted():
                 raise

@@ -124,8 +124,8 @@ class Place:
             self.mountpoint = path
         return True
 
-    def unmount(self, device: str, *, lazy: bool) -> None:
-        unmount(self.mountpoint, lazy=lazy, device=device)
+    def unmount(self, device: str) -> None:
+        unmount(self.mountpoint, lazy=True, device=device)
 
     def abort(self, device: str) -> None:
         abort(self.mountpoint, device)
@@ -180,8 +180,8 @@ class HelperPlace(Place):
         except MountError:
             return False  # without a connection and without a helper nothing can go on
 
-    def unmount(self, device: str, *, lazy: bool) -> None:
-        self._ask("unmount", lazy=lazy)
+    def unmount(self, device: str) -> None:
+        self._ask("unmount")
 
     def abort(self, device: str) -> None:
         self._ask("abort")
@@ -256,7 +256,7 @@ class GivenPlace(Place):
     def is_mounted(self, device: str, *, is_connected: bool) -> bool:
         return is_connected
 
-    def unmount(self, device: str, *, lazy: bool) -> None:
+    def unmount(self, device: str) -> None:
         """Leave it to who mounted, and may hold the descriptor: end the connection, for nobody serves it any more."""
         self.abort(device)
 
