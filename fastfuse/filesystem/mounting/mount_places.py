@@ -61,7 +61,7 @@ class Place:
         """Take a directory; `created` was made for it, the innermost directory first."""
         self.mountpoint = mountpoint
         self.mount_id = 0  # once libfuse has mounted
-        self._created = created
+        self._created = [*created]
 
     def abandon(self) -> None:
         """Remove what was created for a mount that is not made after all, unless somebody else uses it."""
@@ -71,9 +71,9 @@ class Place:
 
     def mount(self, name: str) -> Ready | None:
         """Mount under this name; None leaves it to libfuse, which mounts at `target`."""
-        if find_mount(self.mountpoint) is not None:
-            # Not before the listing: readers would take the empty directory for the data.
-            prepare_mountpoint(self.mountpoint, create_parents=False)
+        # A dead mount is cleared only now: readers would take the empty directory for the data. Another process, which
+        # had made the directory for a mount that failed, may have removed it.
+        prepare_mountpoint(self.mountpoint, create_parents=True, created=self._created)
         return None
 
     @contextmanager
