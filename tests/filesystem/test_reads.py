@@ -223,13 +223,14 @@ async def test_however_many_suspects_there_are_all_begin_soon_though_none_is_ans
     assert place.engine.asked == [read.offset for read in suspects.values()]
 
 
+@pytest.mark.parametrize(("came_s", "resumed_s"), [(30, inf), (3600, 30)], ids=["running", "stopped for an hour"])
 async def test_a_suspect_waits_for_no_other_once_its_deadline_is_over(
-    place: Place, autojump_clock: trio.testing.MockClock
+    place: Place, came_s: float, resumed_s: float, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """D5"""
+    """D5, L3"""
     suspects = {7: Read(FETCHED, 0, 3), 8: Read(FETCHED, 8, 3)}
     place.in_hand.suspects, place.in_hand.most_deaths = dict(suspects), 3
-    place.reads.came_s = {8: perf_counter() - 30}
+    place.reads.came_s, place.in_hand.resumed_s = {8: perf_counter() - came_s}, perf_counter() - resumed_s
     for number, read in suspects.items():
         place.reads.take(number, *read, 4711, False)
     await trio.testing.wait_all_tasks_blocked()

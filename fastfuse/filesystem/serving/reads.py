@@ -193,7 +193,7 @@ class Reads:
         """Answer a request, which `direct_reads` counts as waiting unless it `is_refused`: it came in a drain."""
         number, inode, offset, size_bytes, process = request
         self.under_way[number] = inode, process, perf_counter()
-        came_s = self.came_s.get(number, inf)
+        came_s = max(self.came_s.get(number, inf), self.in_hand.resumed_s)
         try:
             if number in self.in_hand.suspects and not is_refused:
                 await self._begin_suspect(number, self._ends_s(came_s))
