@@ -212,9 +212,6 @@ def _shake_hands(operations: pyfuse3.Operations, fd: int, readahead_bytes: int |
             ours.send(header + _READ_IN.pack(0, 0, 1, 0, 0, 0, 0))
         found = trio.run(_serve_tried, operations)
         reply = bytearray(ours.recv(_INIT_REQUEST_MAX_BYTES))
-        _, error, _ = OUT_HEADER.unpack_from(reply)
-        if error:
-            raise MountError(f"the kernel's FUSE protocol is not understood: {os.strerror(-error)}")
         if found != [_TRIED_INODE, 1 << interposed.HANDLE_INODE_BITS | _TRIED_INODE]:
             raise MountError(
                 "libfuse does not say which inode is read",
