@@ -196,7 +196,7 @@ class Supervisor:
             self._control = ControlSocket(self._session.device)
             self._hints = listen_for_hints(self._session.device)
         except OSError as error:  # no descriptor is left
-            _log.warning("'fastfuse refresh', 'status' and 'hint' will get no answer: no socket: %s", error)
+            _log.warning("'fastfuse refresh', 'status' or 'hint' will get no answer: no socket: %s", error)
 
     def _fork(
         self, work: Callable[[], object], *, kept: socket.socket | None = None, stops_at: Collection[int] | None = None

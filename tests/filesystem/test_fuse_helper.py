@@ -464,3 +464,18 @@ def test_what_is_no_descriptor_of_a_mount_is_refused(tmp_path: Path) -> None:
         for fd in (file.fileno(), 999):
             with pytest.raises(MountError, match=f"--fuse-fd {fd} is not open on /dev/fuse"):
                 GivenPlace(fd, tmp_path)
+
+
+@pytest.mark.parametrize("is_mounted", [True, False], ids=["served by another process", "not mounted"])
+def test_a_descriptor_from_which_nothing_comes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_mounted: bool
+) -> None:
+    monkeypatch.setattr(mount_places, "_INIT_WITHIN_S", 0)
+    with ExitStack() as stack:
+        device = stack.enter_context(open("/dev/fuse", "r+b", buffering=0))
+        fd = device.fileno()
+        if is_mounted:
+            fd, _ = stack.enter_context(_given(tmp_path))
+            os.read(fd, 1 << 20)  # INIT
+        with pytest.raises(MountError, match=f"the kernel asks nothing on --fuse-fd {fd}"):
+            GivenPlace(fd, tmp_path).mount("s3://bucket")

@@ -236,7 +236,10 @@ class GivenPlace(Place):
                 hint="--fuse-socket can mount again",
             )
         fd, self._fd = self._fd, -1
-        if not select.select([fd], [], [], _INIT_WITHIN_S)[0]:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        # An error says that no mount has it, or one that has ended.
+        if poll.poll(_INIT_WITHIN_S * 1000) != [(fd, select.POLLIN)]:
             raise MountError(
                 f"the kernel asks nothing on --fuse-fd {fd}", hint="mount with it first, and serve it with one process"
             )
