@@ -50,7 +50,7 @@ from fastfuse.filesystem.talking.hint_taker import HintTaker
 from fastfuse.filesystem.talking.watching import RecordedReader, WatchedReads
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
-from fastfuse.malloc import trim_malloc, tune_malloc
+from fastfuse.malloc import trim_malloc
 from fastfuse.metrics import MEMORY_USES, Counters
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3.aws import S3Session
@@ -106,7 +106,6 @@ class WorkerTask:
 def run_worker(task: WorkerTask) -> None:
     """Serve the inherited session until it ends; the caller has just forked this process."""
     faulthandler.register(DUMP_SIGNAL, task.dump_fd, all_threads=True)
-    tune_malloc()
     # Shells give 1,024 descriptors, for programs that use select(), and allow more.
     most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with suppress(ValueError, OSError):  # fs.nr_open was lowered
