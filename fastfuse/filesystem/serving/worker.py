@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import trio
@@ -67,8 +66,6 @@ READY, SWAPPED = b"ready", b"swapped"
 TABLE, LOG_FILE, REQUEST, LOG_LEVEL = b"t", b"l", b"r", b"v"
 # The longest is a client's request (`filesystem.talking.control`).
 _MOST_MESSAGE_BYTES = 8192
-# A disk of 450 MB/s takes the whole queue.
-_RETIRE_FLUSH_S = 0.3
 # A thread that GETs has 264 KiB of buffer, and 256 of stack.
 _BYTES_PER_THREAD = 2 << 20
 # Faults of maps whose notices wait for the one that waits for a READ, which may take until its deadline.
@@ -158,7 +155,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) 
                 trusted_uids=task.hint_uids, takes_all=settings.allow_other,
             )  # fmt: skip
             nursery.start_soon(taker.run, task.hints)
-        retire = partial(_retire, tier, nursery.cancel_scope)
+        retire = nursery.cancel_scope.cancel  # leaves the readers to the next worker
         report = _Report(counters, engine, reads)
         nursery.start_soon(report.beat)
         nursery.start_soon(_show, task.board, reads, retries, counters)
@@ -262,13 +259,6 @@ async def _take_handed_over(
                 send_answer(connection, json.dumps({"fastfuse": PROTOCOL, "tasks": task_report()}).encode())
             else:
                 nursery.start_soon(watched.serve, connection, asked)
-
-
-def _retire(tier: CachedReader | None, scope: trio.CancelScope) -> None:
-    """Leave the readers to the next worker. They wait for a moment, in which `tier` writes what its disk takes."""
-    if tier is not None:
-        tier.flush_s = _RETIRE_FLUSH_S
-    scope.cancel()
 
 
 def _take_table(operations: MountOperations, descriptors: Sequence[int]) -> None:
