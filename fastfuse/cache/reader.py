@@ -132,7 +132,6 @@ class CachedReader:
         # Objects that had not the service's checksum: the tier has forgotten them, and keeps nothing of them.
         self._wrong: set[int] = set()
         self._is_closed = False
-        self.flush_s = FLUSH_S  # less where readers wait for the process that takes over
         # Called when no `Place` that was told holds any more, also as the tier is not used from then on.
         self.forgets: Callable[[], None] = lambda: None
         token = trio.lowlevel.current_trio_token()
@@ -256,13 +255,13 @@ class CachedReader:
             await self._disk.ask(partial(self._segments.probe, segment))
 
     async def aclose(self) -> None:
-        """Write what is queued, for `flush_s` at most, and close the tier and the other reader. Idempotent."""
+        """Write what is queued, for `FLUSH_S` at most, and close the tier and the other reader. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
-            if await trio.to_thread.run_sync(self.writer.close, self.flush_s):
+            if await trio.to_thread.run_sync(self.writer.close, FLUSH_S):
                 self.cache.close()
             else:
-                queued, within = format_size(self.writer.queued_bytes), f"{self.flush_s:g} s"
+                queued, within = format_size(self.writer.queued_bytes), f"{FLUSH_S:g} s"
                 self._tell("disk", f"{self._where} does not keep {queued}: its disk has not taken them in {within}")
         await self._reader.aclose()
 

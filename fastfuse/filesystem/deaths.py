@@ -42,13 +42,17 @@ class Deaths:
         # The last worker that was killed by SIGKILL, and whether the log has named the cause in this series.
         self._killed_s, self._has_told = -inf, False
         self._silence = Silence(worker, counters)
+        self._looked_s = inf
         # Announced paths that workers have taken until the last death.
         self._taken_paths = 0
         # At the last death the request that was waited for was failed.
         self._has_refused = False
 
     def look(self, session: Session | None) -> None:
-        """Look whether memory runs out, and who waits for a worker; call it every second."""
+        """Look whether memory runs out, who waits for a worker, and whether all stood still; call it every second."""
+        before_s, self._looked_s = self._looked_s, time.monotonic()
+        if self._looked_s > before_s + LONGEST_LOOK_S:
+            self._in_hand.resumed_s = self._looked_s
         self._look_at_memory()
         self._silence.look(session)
 

@@ -194,12 +194,9 @@ class Supervisor:
         self._place.raise_readahead(self._session.device)
         try:
             self._control = ControlSocket(self._session.device)
-        except OSError as error:
-            _log.warning("'fastfuse refresh' and 'status' will get no answer: no socket: %s", error)
-        try:
             self._hints = listen_for_hints(self._session.device)
-        except OSError as error:
-            _log.warning("hints ('fastfuse hint', fastfuse.hints) are not taken: no socket: %s", error)
+        except OSError as error:  # no descriptor is left
+            _log.warning("'fastfuse refresh', 'status' or 'hint' will get no answer: no socket: %s", error)
 
     def _fork(
         self, work: Callable[[], object], *, kept: socket.socket | None = None, stops_at: Collection[int] | None = None
@@ -427,7 +424,7 @@ class Supervisor:
             try:
                 if is_held:
                     session.abort()
-                session.unmount(lazy=True)
+                session.unmount()
             finally:
                 session.close()
 

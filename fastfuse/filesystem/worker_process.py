@@ -91,13 +91,10 @@ class WorkerProcess:
 
     def take_table(self, snapshot_fd: int) -> None:
         """Have the worker answer from another table; kill one that does not, so that its successor does."""
-        try:
+        with suppress(OSError):  # it has died, or takes nothing any more
             socket.send_fds(self.messages, [TABLE], [snapshot_fd])
-        except OSError:  # it has died, or takes nothing any more
-            self.kill()
-            return
-        if self._comes(within_s=_SWAP_S) and self._says(SWAPPED):
-            return
+            if self._comes(within_s=_SWAP_S) and self._says(SWAPPED):
+                return
         _log.warning("the worker does not take the new table")
         self.kill()
 

@@ -302,34 +302,6 @@ def test_what_waits_for_a_disk_at_the_end_is_written(end: str, monkeypatch: pyte
         assert sum(one.sent_bytes for one in fetched) == 1  # each mount reads a byte first (L8)
 
 
-def test_readers_wait_for_no_writes_of_a_worker_that_retires(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """L3. The disk takes nothing until a worker has retired."""
-    (tmp_path / "large").touch()
-    change = f"""
-    import os, time
-    from fastfuse.cache import segments
-    from fastfuse.filesystem.serving import worker
-    mark_fd, write_all = os.open({str(tmp_path / "large")!r}, os.O_RDONLY), segments.write_all
-    worker.private_bytes = lambda: (os.fstat(mark_fd).st_size == 1) << 40
-    def write_slowly(*what):
-        while os.fstat(mark_fd).st_size < 2:
-            time.sleep(0.01)
-        write_all(*what)
-    segments.write_all = write_slowly
-    """
-    with_change(monkeypatch, change)
-    with (
-        LoopbackServer({"bucket": MemoryObjects(DATA)}) as server,
-        mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as mount,
-    ):
-        assert is_right(mount, "d/0", DATA)
-        (tmp_path / "large").write_text("x")
-        wait_until(lambda: "it exited with 0; starting another" in mount.log)
-        (tmp_path / "large").write_text("xx")
-        assert is_right(mount, "d/1", DATA)
-        assert re.search(r"does not keep \S+ MiB: its disk has not taken them in 0\.3 s", mount.log)
-
-
 def test_who_waits_for_a_threads_file_makes_no_other_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The thread ends after one that has read from the tier, which Python has not heard of yet."""
     with_change(monkeypatch, NO_LOOKS)

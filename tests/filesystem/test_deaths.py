@@ -74,6 +74,19 @@ def test_no_smaller_memory_target_is_advised_than_there_is(
     assert caplog.text.count("give ") == 1
 
 
+def test_no_deadline_of_a_read_that_waits_for_the_next_worker_passes_while_all_processes_are_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """L3"""
+    in_hand, resumed_s = ReadsInHand(), []
+    deaths = Deaths(cast(WorkerProcess, SimpleNamespace(pid=0)), Counters(), in_hand, read_deadline_s=60.0)
+    for now_s in (100.0, 101.0, 103.0, 3703.0, 3704.0):
+        monkeypatch.setattr(time, "monotonic", lambda now_s=now_s: now_s)
+        deaths.look(None)
+        resumed_s.append(in_hand.resumed_s)
+    assert resumed_s == [0.0, 0.0, 0.0, 3703.0, 3703.0]
+
+
 def test_crashes_of_which_each_pair_fails_a_request_never_end_a_mount_that_is_otherwise_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

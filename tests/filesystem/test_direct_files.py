@@ -275,12 +275,10 @@ def grown_bytes(calls: str) -> int:
     script = f"""
 from pathlib import Path
 from fastfuse.filesystem.kernel.fuse import direct_reads
-from fastfuse.malloc import tune_malloc
 
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-tune_malloc()
 before_bytes = resident_bytes()
 {calls}
 print(resident_bytes() - before_bytes)

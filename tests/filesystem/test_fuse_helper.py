@@ -244,7 +244,7 @@ def _packet(request: str, **more: Any) -> bytes:  # noqa: ANN401
         b"\0", b"[" * 60_000, b"[]", b'"mount"', b"{}", _packet("umount"), _packet("close"),
         json.dumps({"fastfuse": 2, "request": "mount"}).encode(),
         _packet("mount", source="s3://b/\n"), _packet("mount", source="s3://b/\0"), _packet("mount", source="s" * 8193),
-        _packet("mount", source=7), _packet("mount", source=["s3://b"]), _packet("unmount", lazy=1),
+        _packet("mount", source=7), _packet("mount", source=["s3://b"]),
         json.dumps({"fastfuse": 1, "request": ["mount"]}).encode(), b'{"fastfuse": 1}',
     ],
 )  # fmt: skip
@@ -325,7 +325,7 @@ def test_a_helper_that_sends_no_descriptor_or_no_answer_is_told(tmp_path: Path) 
         with pytest.raises(MountError, match="sent no descriptor"):
             place.mount("s3://bucket")
         with pytest.raises(MountError, match="the helper has ended"):
-            place.unmount("0:42", lazy=True)
+            place.unmount("0:42")
         place.close()
         os.waitpid(child, 0)
 
@@ -400,7 +400,7 @@ def test_readers_get_an_error_once_nobody_serves_a_descriptor_that_its_owner_sti
         given = GivenPlace(os.dup(fd), place)
         device = given.mount("s3://bucket").device
         os.read(fd, 1 << 20)  # INIT
-        given.unmount(device, lazy=True)
+        given.unmount(device)
         assert is_dead(place)
         entry = find_mount(place)
         assert entry is not None
@@ -432,7 +432,7 @@ def test_another_mount_at_the_place_of_a_descriptor_is_not_aborted(
         device = given.mount("s3://bucket").device
         for end in (fd, above):
             os.read(end, 1 << 20)  # INIT
-        given.unmount(device, lazy=True)
+        given.unmount(device)
         assert not _has_ended(above)
         assert _has_ended(fd) == (is_told and has_fusectl)
         assert f"programs that still read from {place} may hang" in caplog.text or _has_ended(fd)
@@ -464,3 +464,18 @@ def test_what_is_no_descriptor_of_a_mount_is_refused(tmp_path: Path) -> None:
         for fd in (file.fileno(), 999):
             with pytest.raises(MountError, match=f"--fuse-fd {fd} is not open on /dev/fuse"):
                 GivenPlace(fd, tmp_path)
+
+
+@pytest.mark.parametrize("is_mounted", [True, False], ids=["served by another process", "not mounted"])
+def test_a_descriptor_from_which_nothing_comes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_mounted: bool
+) -> None:
+    monkeypatch.setattr(mount_places, "_INIT_WITHIN_S", 0)
+    with ExitStack() as stack:
+        device = stack.enter_context(open("/dev/fuse", "r+b", buffering=0))
+        fd = device.fileno()
+        if is_mounted:
+            fd, _ = stack.enter_context(_given(tmp_path))
+            os.read(fd, 1 << 20)  # INIT
+        with pytest.raises(MountError, match=f"the kernel asks nothing on --fuse-fd {fd}"):
+            GivenPlace(fd, tmp_path).mount("s3://bucket")

@@ -191,8 +191,15 @@ def test_a_missing_directory_is_created_and_its_parents_where_that_was_asked_for
     assert len(created) == 3
     kept = tmp_path / "missing" / "kept"
     kept.touch()
+    other = Place(place)
     Place(place, created).abandon()
     assert [*tmp_path.rglob("*")] == [kept.parent, kept]
+    kept.unlink()
+    kept.parent.rmdir()
+    other.mount("source")
+    assert place.is_dir()
+    other.abandon()
+    assert not [*tmp_path.rglob("*")]
 
 
 @pytest.mark.parametrize("create_parents", [False, True])

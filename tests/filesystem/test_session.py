@@ -467,7 +467,7 @@ def test_a_live_mount_is_not_taken_for_one_without_a_connection_that_had_its_num
         assert not earlier.is_connected
         assert not earlier.is_mounted()
         assert not earlier.can_go_on
-        earlier.unmount(lazy=True)
+        earlier.unmount()
         assert find_mount(mount.path) == entry
     finally:
         os.close(disconnected)

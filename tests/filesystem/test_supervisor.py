@@ -824,12 +824,11 @@ def test_a_mount_without_a_socket_serves_and_refreshes(server: LoopbackServer) -
     change = """
     from fastfuse.filesystem import supervisor
     def refuse(_):
-        raise OSError(98, "Address already in use")
+        raise OSError(24, "Too many open files")
     supervisor.ControlSocket = refuse
     """
     with mounted("s3://bucket/data", server.endpoint_url, change=change) as mount:
-        assert mount.log.count("no socket: [Errno 98] Address already in use") == 1
-        assert run_fastfuse("hint", str(mount.path), "--file", "/dev/null").returncode == 0
+        assert mount.log.count("no socket: [Errno 24] Too many open files") == 1
         mount.process.send_signal(signal.SIGHUP)
         wait_until(lambda: "refreshed s3://bucket/data: 0 added" in mount.log)
 

@@ -39,7 +39,6 @@ def resident_bytes_after(steps: str) -> int:
     """Of a new process that has taken `steps` from `buffers` of 64 MiB, beyond what it had before."""
     script = f"""
 from pathlib import Path
-from fastfuse.malloc import tune_malloc
 from fastfuse.filesystem.processes.children import fork_child, wait_child
 from fastfuse.s3.buffers import PartBuffers, private_bytes
 
@@ -52,7 +51,6 @@ def filled(size_bytes):
         buffer[:] = bytes(size_bytes)
     return held
 
-tune_malloc()
 buffers = PartBuffers(part_bytes=8 << 20, limit_bytes=64 << 20)
 before_bytes = resident_bytes()
 {steps}

@@ -40,6 +40,8 @@ class ReadsInHand:
         # The most workers that may have died of one.
         self.most_deaths = 0
         self.poisoned: list[Read] = []
+        # When all processes last went on after a pause, in seconds of `perf_counter`: no deadline passes in it.
+        self.resumed_s = 0.0
 
     def is_poisoned(self, read: Read) -> bool:
         """Return whether the read has a byte that workers died of."""

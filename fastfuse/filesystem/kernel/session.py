@@ -129,16 +129,16 @@ class Session:
         """Return whether this mount is at its place, or where somebody has moved it, even if another one covers it."""
         return self.place.is_mounted(self.device, is_connected=self.is_connected)
 
-    def unmount(self, *, lazy: bool = False) -> None:
-        """Unmount this mount, and never another one; do nothing if it is already unmounted.
+    def unmount(self) -> None:
+        """Detach this mount, and never another one; do nothing if it is already unmounted. Open files live on.
 
         Raises:
-            MountError: files below it are open, it may not be unmounted, or another mount covers it.
+            MountError: it may not be unmounted, or another mount covers it.
         """
         if not self.is_mounted():
             return
         try:
-            self.place.unmount(self.device, lazy=lazy)
+            self.place.unmount(self.device)
         except MountError:
             if self.is_mounted():
                 raise
@@ -212,9 +212,6 @@ def _shake_hands(operations: pyfuse3.Operations, fd: int, readahead_bytes: int |
             ours.send(header + _READ_IN.pack(0, 0, 1, 0, 0, 0, 0))
         found = trio.run(_serve_tried, operations)
         reply = bytearray(ours.recv(_INIT_REQUEST_MAX_BYTES))
-        _, error, _ = OUT_HEADER.unpack_from(reply)
-        if error:
-            raise MountError(f"the kernel's FUSE protocol is not understood: {os.strerror(-error)}")
         if found != [_TRIED_INODE, 1 << interposed.HANDLE_INODE_BITS | _TRIED_INODE]:
             raise MountError(
                 "libfuse does not say which inode is read",

@@ -9,7 +9,7 @@ A client connects to a Unix socket of sequenced packets. Each packet is one JSON
 ``{"fastfuse": 1, "request": NAME, ...}`` or its answer; an error is an answer as `children.error_message` makes it. The
 requests: `mount` (with ``source``, the name to show; answered with ``device`` and ``mountpoint``, beside the
 descriptor), `raise_readahead` (once INIT is answered, which resets it), `is_mounted` (of a mount whose connection to
-the kernel has ended), `unmount` (with ``lazy``) and `abort`. If a client hangs up without `unmount`, its mount stays
+the kernel has ended), `unmount` and `abort`. If a client hangs up without `unmount`, its mount stays
 until the next client mounts or the helper ends: readers get an error from it, and find no empty directory.
 """
 
@@ -158,7 +158,7 @@ class Helper:
                     is_there = self._is_there() and is_dead(self.mountpoint)
                     found = {"is_mounted": is_there, "mountpoint": str(self.mountpoint)}
                 case "unmount" if self._is_there():
-                    unmount(self.mountpoint, lazy=asked["lazy"], device=self._device)
+                    unmount(self.mountpoint, lazy=True, device=self._device)
                 case "abort" if self._is_there():
                     abort(self.mountpoint, self._device)
         except FastfuseError as error:
@@ -232,9 +232,9 @@ def _request_of(packet: bytes) -> dict[str, Any]:
     """
     try:
         asked = json.loads(packet)
-        source, lazy = asked.setdefault("source", ""), asked.setdefault("lazy", False)
+        source = asked.setdefault("source", "")
         is_known = (
-            (asked["fastfuse"], type(asked["request"]), type(source), type(lazy)) == (PROTOCOL, str, str, bool)
+            (asked["fastfuse"], type(asked["request"]), type(source)) == (PROTOCOL, str, str)
             and len(source) <= _MAX_SOURCE_LENGTH
             and source.isprintable()
         )

@@ -61,7 +61,7 @@ class Place:
         """Take a directory; `created` was made for it, the innermost directory first."""
         self.mountpoint = mountpoint
         self.mount_id = 0  # once libfuse has mounted
-        self._created = created
+        self._created = [*created]
 
     def abandon(self) -> None:
         """Remove what was created for a mount that is not made after all, unless somebody else uses it."""
@@ -71,9 +71,9 @@ class Place:
 
     def mount(self, name: str) -> Ready | None:
         """Mount under this name; None leaves it to libfuse, which mounts at `target`."""
-        if find_mount(self.mountpoint) is not None:
-            # Not before the listing: readers would take the empty directory for the data.
-            prepare_mountpoint(self.mountpoint, create_parents=False)
+        # A dead mount is cleared only now: readers would take the empty directory for the data. Another process, which
+        # had made the directory for a mount that failed, may have removed it.
+        prepare_mountpoint(self.mountpoint, create_parents=True, created=self._created)
         return None
 
     @contextmanager
@@ -124,8 +124,8 @@ class Place:
             self.mountpoint = path
         return True
 
-    def unmount(self, device: str, *, lazy: bool) -> None:
-        unmount(self.mountpoint, lazy=lazy, device=device)
+    def unmount(self, device: str) -> None:
+        unmount(self.mountpoint, lazy=True, device=device)
 
     def abort(self, device: str) -> None:
         abort(self.mountpoint, device)
@@ -180,8 +180,8 @@ class HelperPlace(Place):
         except MountError:
             return False  # without a connection and without a helper nothing can go on
 
-    def unmount(self, device: str, *, lazy: bool) -> None:
-        self._ask("unmount", lazy=lazy)
+    def unmount(self, device: str) -> None:
+        self._ask("unmount")
 
     def abort(self, device: str) -> None:
         self._ask("abort")
@@ -236,7 +236,10 @@ class GivenPlace(Place):
                 hint="--fuse-socket can mount again",
             )
         fd, self._fd = self._fd, -1
-        if not select.select([fd], [], [], _INIT_WITHIN_S)[0]:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        # An error says that no mount has it, or one that has ended.
+        if poll.poll(_INIT_WITHIN_S * 1000) != [(fd, select.POLLIN)]:
             raise MountError(
                 f"the kernel asks nothing on --fuse-fd {fd}", hint="mount with it first, and serve it with one process"
             )
@@ -256,7 +259,7 @@ class GivenPlace(Place):
     def is_mounted(self, device: str, *, is_connected: bool) -> bool:
         return is_connected
 
-    def unmount(self, device: str, *, lazy: bool) -> None:
+    def unmount(self, device: str) -> None:
         """Leave it to who mounted, and may hold the descriptor: end the connection, for nobody serves it any more."""
         self.abort(device)
 

@@ -1,7 +1,6 @@
 """Fork processes that do not outlive their parent and never return to its stack, send errors, and take signals."""
 
 import ctypes
-import errno
 import json
 import logging
 import os
@@ -29,7 +28,7 @@ Fork = Callable[[Callable[[], object]], int]
 Steps: TypeAlias = Generator[int, Any, _T]
 
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
-_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC = ctypes.CDLL(None)
 # <bits/types/siginfo_t.h>, and a sigset_t, of which the kernel reads 64 bits.
 _SIGINFO_BYTES, _SIGSET_BYTES, _READ_BYTES = 128, 128, 8
 _SIGINFO = struct.Struct("3i")
@@ -162,8 +161,6 @@ def next_signal(signals: Iterable[int], timeout_s: float) -> SignalInfo | None:
     timeout, caught = _TIMESPEC.pack(*divmod(int(timeout_s * _NS), _NS)), ctypes.create_string_buffer(_SIGINFO_BYTES)
     if _LIBC.sigtimedwait(numbers.ljust(_SIGSET_BYTES, b"\0"), caught, timeout) != -1:
         return SignalInfo(*_SIGINFO.unpack_from(caught))
-    if (number := ctypes.get_errno()) not in {errno.EAGAIN, errno.EINTR}:
-        raise OSError(number, os.strerror(number))
     return None
 
 

@@ -34,9 +34,9 @@ _log = logging.getLogger(__name__)
 # requests (filesystem/kernel/session.py) and a thread for each reader of any sane data loader.
 _MOST_TASKS = 2048
 
-# How long a failure is remembered. The kernel asks again within milliseconds, and a program that tries again is to find
-# a service that is back. So where other reads are answered, it is remembered only until the kernel has asked again.
-_REMEMBERED_S, _ASKED_AGAIN_S = 1.0, 0.25
+# How long a failure is remembered. The kernel asks again within milliseconds, on a busy machine within tenths of a
+# second, and a program that tries again later is to find a service that is back.
+_REMEMBERED_S = 0.5
 
 # The time in which all suspects begin, one by one, after the first death; ten times as long after each further one,
 # because workers die of their bytes, and these come from the service.
@@ -49,7 +49,7 @@ _REFRESH_HINT = "'fastfuse refresh' shows what is there now."
 
 
 class FailedReads:
-    """The reads that failed in the last second: none waits for a second deadline, and no failure is told twice.
+    """The reads that failed in the last half second: none waits for a second deadline, and no failure is told twice.
 
     The kernel asks again, at once, for the page that a reader wants of what its readahead did not get.
     """
@@ -57,7 +57,7 @@ class FailedReads:
     def __init__(self, deadline_s: float) -> None:
         # A read that joins a GET of another one comes late to it.
         self._late_s = deadline_s / 2
-        # Those that failed late, unless a read was answered since, and the kernel has had the time to ask again.
+        # Those that failed late, oldest first.
         self._late: deque[tuple[float, Read, int]] = deque(maxlen=_MOST_TASKS)
         # Those that the kernel has not asked for again, each by its inode and errno, oldest first.
         self._told: dict[tuple[int, int], tuple[float, Read]] = {}
@@ -76,11 +76,6 @@ class FailedReads:
             del self._told[next(iter(self._told))]
         self._told[read.inode, number] = now_s, read
         return False
-
-    def answered(self, now_s: float) -> None:
-        """Note that a read was answered: the service is back, but perhaps not for the object of a read that failed."""
-        while self._late and self._late[0][0] < now_s - _ASKED_AGAIN_S:
-            self._late.popleft()
 
     def errno_of(self, read: Read, now_s: float) -> int:
         """Return what the late read failed with that `read` repeats, at least in part; 0 if there is none."""
@@ -193,7 +188,7 @@ class Reads:
         """Answer a request, which `direct_reads` counts as waiting unless it `is_refused`: it came in a drain."""
         number, inode, offset, size_bytes, process = request
         self.under_way[number] = inode, process, perf_counter()
-        came_s = self.came_s.get(number, inf)
+        came_s = max(self.came_s.get(number, inf), self.in_hand.resumed_s)
         try:
             if number in self.in_hand.suspects and not is_refused:
                 await self._begin_suspect(number, self._ends_s(came_s))
@@ -237,7 +232,6 @@ class Reads:
             if self.in_hand.is_poisoned(read):
                 raise ReadError(f"{ref.key!r} is not read: workers died of it.")
             buffer = await self._engine.read(inode, ref, offset, size_bytes, self._ends_s(came_s))
-            self._failed_reads.answered(perf_counter())
             if buffer and ref.storage_class in self.table.unread_classes:
                 self._operations.read_archived(is_refused=False)
         except ReadError as error:
@@ -288,7 +282,6 @@ class Reads:
             return None
         if data is not None:
             took_s = perf_counter() - began_s
-            self._failed_reads.answered(began_s)
             self.count(len(data), took_s)
             if self.watched is not None:
                 self.watched.note(Access(time() - took_s, process, inode, offset, size_bytes, "hit", took_s, 0))

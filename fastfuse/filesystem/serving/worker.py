@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import trio
@@ -50,7 +49,7 @@ from fastfuse.filesystem.talking.hint_taker import HintTaker
 from fastfuse.filesystem.talking.watching import RecordedReader, WatchedReads
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
-from fastfuse.malloc import trim_malloc, tune_malloc
+from fastfuse.malloc import trim_malloc
 from fastfuse.metrics import MEMORY_USES, Counters
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3.aws import S3Session
@@ -67,8 +66,6 @@ READY, SWAPPED = b"ready", b"swapped"
 TABLE, LOG_FILE, REQUEST, LOG_LEVEL = b"t", b"l", b"r", b"v"
 # The longest is a client's request (`filesystem.talking.control`).
 _MOST_MESSAGE_BYTES = 8192
-# A disk of 450 MB/s takes the whole queue.
-_RETIRE_FLUSH_S = 0.3
 # A thread that GETs has 264 KiB of buffer, and 256 of stack.
 _BYTES_PER_THREAD = 2 << 20
 # Faults of maps whose notices wait for the one that waits for a READ, which may take until its deadline.
@@ -106,7 +103,6 @@ class WorkerTask:
 def run_worker(task: WorkerTask) -> None:
     """Serve the inherited session until it ends; the caller has just forked this process."""
     faulthandler.register(DUMP_SIGNAL, task.dump_fd, all_threads=True)
-    tune_malloc()
     # Shells give 1,024 descriptors, for programs that use select(), and allow more.
     most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with suppress(ValueError, OSError):  # fs.nr_open was lowered
@@ -159,7 +155,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) 
                 trusted_uids=task.hint_uids, takes_all=settings.allow_other,
             )  # fmt: skip
             nursery.start_soon(taker.run, task.hints)
-        retire = partial(_retire, tier, nursery.cancel_scope)
+        retire = nursery.cancel_scope.cancel  # leaves the readers to the next worker
         report = _Report(counters, engine, reads)
         nursery.start_soon(report.beat)
         nursery.start_soon(_show, task.board, reads, retries, counters)
@@ -263,13 +259,6 @@ async def _take_handed_over(
                 send_answer(connection, json.dumps({"fastfuse": PROTOCOL, "tasks": task_report()}).encode())
             else:
                 nursery.start_soon(watched.serve, connection, asked)
-
-
-def _retire(tier: CachedReader | None, scope: trio.CancelScope) -> None:
-    """Leave the readers to the next worker. They wait for a moment, in which `tier` writes what its disk takes."""
-    if tier is not None:
-        tier.flush_s = _RETIRE_FLUSH_S
-    scope.cancel()
 
 
 def _take_table(operations: MountOperations, descriptors: Sequence[int]) -> None:

@@ -60,7 +60,7 @@ _ASK_WITHIN_S = 5.0
 # A mount answers between two looks a second apart, but may have a table to hand over.
 _STATUS_WITHIN_S = 20.0
 # The kernel tells at once that a mount is dead.
-_DEAD_WITHIN_S = 1.0
+_DEAD_WITHIN_S = 2.0
 _LEAST_WAIT_S = 0.01
 # One try of each socket.
 _ROUND_S = 0.5
@@ -306,10 +306,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _no_answer(entry: MountEntry) -> MountError:
-    # A mount that hangs has a socket, and was waited for long enough. A dead mount may have that of a process that is
-    # still ending, or of a mount that had the same number.
-    patience_s = _DEAD_WITHIN_S if addresses(control_prefix(entry.device)) else inf
-    if is_dead(entry.path, patience_s):
+    if is_dead(entry.path, _DEAD_WITHIN_S):
         return DeadMountError(
             f"the mount at {entry.path} is dead: no process serves it", hint=f"fastfuse unmount {entry.path}"
         )

@@ -16,7 +16,6 @@ from fastfuse.errors import FastfuseError, SourceError, first_of
 from fastfuse.filesystem.processes.children import STOPPING
 from fastfuse.filesystem.processes.privileges import worker_uid
 from fastfuse.index.snapshot import open_snapshot
-from fastfuse.malloc import tune_malloc
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
@@ -59,7 +58,6 @@ def stream_channel(
         FastfuseError: the channel cannot be streamed; or, once it is told to stop, why an epoch has failed.
     """
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    tune_malloc()
     table = open_snapshot(snapshot_fd).table
     os.close(snapshot_fd)
     stream = PipeStream(sequence_of(table, task.channel, task.epoch_shard), task, counters, report)
