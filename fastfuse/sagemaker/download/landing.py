@@ -90,7 +90,7 @@ def jobs(places: Places, is_there: bytearray) -> Iterator[Job]:
         found = table.file_at(row)
         if found is None:
             with disk_errors(directory.at(name)):
-                directory.make(name)
+                os.mkdir(name, dir_fd=directory.fd)
         else:
             inode, _ = found
             yield Job(directory, name, table.ref(inode))
