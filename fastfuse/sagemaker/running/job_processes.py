@@ -173,11 +173,6 @@ class ChannelProcess(ChildProcess):
         self.is_stopping = True
         super().stop()
 
-    @property
-    def is_downloaded(self) -> bool:
-        """Whether the channel's files are in place, and its process about to end by itself."""
-        return self.is_ready and self.channel.input_mode is InputMode.FILE
-
     def refresh(self) -> None:
         """List a mounted channel again (clause L6); other modes have nothing to refresh."""
         if self.is_ready and self.channel.input_mode is InputMode.FAST_FILE:

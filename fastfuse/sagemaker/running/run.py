@@ -409,7 +409,7 @@ class _Run:
 
     def _take_down(self) -> None:
         """End every channel, by force if need be, and clear what it leaves."""
-        alive = [channel for channel in self._channels if channel.exit_code is None and not channel.is_downloaded]
+        alive = [channel for channel in self._channels if channel.exit_code is None]
         if alive:
             self._phases.enter(Phase.STOPPING, f"Taking down {', '.join(channel.channel.name for channel in alive)}")
         if self._command is not None:
