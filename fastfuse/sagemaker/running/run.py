@@ -135,10 +135,7 @@ class _Run:
             exits.callback(self._endpoint.close)
             self._endpoint.open()
             self._make_place()
-            try:
-                outcome = self._run_in_place(program)
-            except FastfuseError as error:
-                outcome = failed(error)
+            outcome = self._run_in_place(program)
             self._record(outcome)
             return outcome
 
