@@ -63,7 +63,7 @@ def count_gpus() -> int:
     """Return how many GPUs nvidia-smi lists; 0 if there is no driver, or none that answers."""
     command = ["nvidia-smi", "--list-gpus"]
     try:
-        tool = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        tool = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     except OSError:
         return 0
     try:
@@ -72,9 +72,7 @@ def count_gpus() -> int:
         # Nothing waits for its end: a process that waits for the driver does not die either.
         tool.kill()
         return 0
-    except UnicodeError:
-        return 0
-    return 0 if tool.returncode else sum(line.startswith("GPU ") for line in shown.splitlines())
+    return 0 if tool.returncode else sum(line.startswith(b"GPU ") for line in shown.splitlines())
 
 
 def _toolkit_values(job: TrainingJob, cluster: Cluster, paths: JobPaths, machine: _Values) -> _Values:

@@ -7,6 +7,7 @@ import pytest
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.sagemaker.files import JobPaths, put_aside
+from tests.mounting import tmpfs
 
 LEFT = ("input/data/train/a", "input/data/test/deep/b", "model/weights", "output/data/plot", "checkpoints/1")
 
@@ -45,6 +46,15 @@ def test_folders_that_a_failed_download_left_empty_are_moved(paths: JobPaths) ->
     assert not (paths.data / "train").exists()
     (paths.data / "train").mkdir()
     assert put_aside(paths, "job-3", keeps=False) is None
+
+
+def test_a_mount_in_the_place_of_a_channel_is_somebodys_and_stays(paths: JobPaths) -> None:
+    put_aside(paths, "job-1", keeps=False)
+    fill(paths.base, "input/data/other/a")
+    with tmpfs(paths.data / "train") as place:
+        (place / "a").touch()
+        assert put_aside(paths, "job-2", keeps=False) == paths.base / "runs" / "job-1"
+        assert files(paths.base) == {"input/data/train/a", "runs/job-1/input/data/other/a"}
 
 
 def test_runs_of_one_name_stay_apart(paths: JobPaths) -> None:

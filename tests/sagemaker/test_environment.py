@@ -62,7 +62,7 @@ def test_the_jobs_own_variables_are_set_and_the_toolkits_go_before_them() -> Non
         ("echo 'GPU 0: NVIDIA H100 (UUID: GPU-1)'; echo 'GPU 1: NVIDIA H100 (UUID: GPU-2)'", 2),
         ("echo 'No devices found'", 0),
         ("echo 'GPU 0: half a driver'; exit 9", 0),
-        ("printf 'GPU \\377'", 0),
+        ("printf 'GPU \\377'", 1),
         (None, 0),
     ],
 )
@@ -141,7 +141,7 @@ VARIABLES = {"SAGEMAKER_PROGRAM": "main.py", "SAGEMAKER_TRAINING_MODULE": "m:mai
 JOBS = [
     (MODES | {"HyperParameters": PARAMETERS}, "10/11"),
     (GROUPED | {"HyperParameters": SPREAD}, "3/3"),
-    (request(Environment=VARIABLES), None),
+    (request(Environment=VARIABLES, TrainingJobArn="arn:aws:sagemaker:eu-west-1:123456789012:training-job/a"), None),
     ([source()], None),
 ]
 
@@ -174,3 +174,4 @@ def test_the_toolkit_makes_the_same_environment_of_our_files(tmp_path: Path, tre
     theirs = found["variables"]
     assert json.loads(ours.pop("SM_TRAINING_ENV")) == json.loads(theirs.pop("SM_TRAINING_ENV"))
     assert ours == theirs
+    assert made.get("TRAINING_JOB_ARN", "") == job.arn

@@ -231,6 +231,7 @@ def test_options_of_the_command_line_reach_the_channels() -> None:
         (f"a=s3://b,shuffle-seed={2**63}", "--channel a: shuffle_seed: is out of the range"),
         ("a=s3://b,mode=quick", "--channel a: mode: 'quick' is not one of file, fastfile, pipe"),
         ("a=s3://b,compression=gzip", "--channel a: compression: is Gzip, which is for Pipe mode"),
+        (" ".join(f"a{number}=s3://b" for number in range(21)), "InputDataConfig: has more than the 20 items"),
     ],
 )
 def test_an_option_of_the_command_line_that_is_wrong_is_refused(options: str, message: str) -> None:

@@ -109,12 +109,10 @@ def channels_job(options: Sequence[str]) -> TrainingJob:
         words[_CHANNELS, index] = word
 
     def place(path: FieldPath) -> str:
-        if path[:2] not in words:
-            return _path_text(path)
         for ours, theirs in _FIELDS.items():
             if path[2:][: len(theirs)] == theirs:
                 return f"{words[path[:2]]}: {ours}" + "".join(f"[{step}]" for step in path[2 + len(theirs) :])
-        return words[path[:2]]
+        return _path_text(path)
 
     return _checked({_CHANNELS: channels}, _DEFAULT_MODE, place)
 
@@ -209,7 +207,7 @@ def parse_json_job(data: bytes, name: str) -> TrainingJob:
         raise ConfigurationError(f"{name} is nested too deeply for a job description", hint=f"give {_KINDS}") from None
 
 
-def _checked(tree: object, default_mode: InputMode | None, place: Callable[[FieldPath], str]) -> TrainingJob:
+def _checked(tree: Mapping[str, Any], default_mode: InputMode | None, place: Callable[[FieldPath], str]) -> TrainingJob:
     try:
         job = job_of(parse_request(tree), default_mode=default_mode)
     except FieldError as error:

@@ -132,7 +132,7 @@ _HINTS: Final = {
 }
 
 
-def parse_request(tree: object) -> dict[str, Any]:
+def parse_request(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Check each field of `tree` by itself and return the fields that are read and set.
 
     Null counts as not set, as AWS's tools print it. Errors do not show values, which may be secrets of the job.
@@ -140,8 +140,7 @@ def parse_request(tree: object) -> dict[str, Any]:
     Raises:
         FieldError: the first field that the API would refuse.
     """
-    is_named = isinstance(tree, dict) and "TrainingJobName" in tree
-    return _structure(_members(), frozenset() if is_named else _REQUIRED, tree, ())
+    return _structure(_members(), frozenset() if "TrainingJobName" in tree else _REQUIRED, tree, ())
 
 
 @cache
@@ -241,14 +240,12 @@ def _check_length(shape: Shape, value: Any, path: FieldPath, what: str) -> None:
         raise FieldError(path, f"has more than the {most} {what} that the API allows", hint=hint)
 
 
-def given_fields(tree: object) -> tuple[FieldRow, ...]:
+def given_fields(tree: Mapping[str, Any]) -> tuple[FieldRow, ...]:
     """Return the row of each field that a job description in AWS's names gives, in the order of `FIELDS`.
 
     Null, false and what is empty ask for nothing. Fields of a DescribeTrainingJob answer only are one row, the last.
     """
     given = [field for field in FIELDS if _asks(tree, field.path.split("."))]
-    if not isinstance(tree, dict):
-        return tuple(given)
     if tree.get("TrainingJobArn"):
         note = "SageMaker has run the job, and what it made is not replaced"
         given = [FieldRow(one.path, Handling.NOT_DONE, note) if one.path.startswith(_PLACES) else one for one in given]

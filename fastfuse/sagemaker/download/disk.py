@@ -7,7 +7,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -60,14 +59,6 @@ class Directory:
     def enter(self, name: bytes) -> "Directory":
         """Open the directory `name` in this one; raise `OSError` where there is none, or a link."""
         return Directory(os.open(name, _BELOW, dir_fd=self.fd), self.at(name))
-
-    def make(self, name: bytes) -> None:
-        """Make the directory `name` if it is missing; raise `OSError` where something else is in the way."""
-        with suppress(FileExistsError):
-            os.mkdir(name, dir_fd=self.fd)
-            return
-        if not stat.S_ISDIR(os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
 
 
 def open_root(path: Path, base: Path) -> Directory:

@@ -90,7 +90,7 @@ def jobs(places: Places, is_there: bytearray) -> Iterator[Job]:
         found = table.file_at(row)
         if found is None:
             with disk_errors(directory.at(name)):
-                directory.make(name)
+                os.mkdir(name, dir_fd=directory.fd)
         else:
             inode, _ = found
             yield Job(directory, name, table.ref(inode))
@@ -246,6 +246,8 @@ def check_room(places: Places, survey: Survey) -> None:
     root = places.root
     with disk_errors(root.path):
         found = os.statvfs(root.fd)
+    if not found.f_blocks:  # ramfs and a tmpfs without a limit tell nothing
+        return
     is_missing = np.frombuffer(survey.is_there, "uint8") == 0
     sizes = places.table.columns["sizes"][is_missing].astype("int64")
     needed_bytes = exact_sum(-(-sizes // found.f_frsize)) * found.f_frsize

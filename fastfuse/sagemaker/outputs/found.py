@@ -15,7 +15,7 @@ import trio
 
 from fastfuse.errors import FastfuseError, OutputError
 from fastfuse.regular_files import open_regular
-from fastfuse.sagemaker.files import open_directory, path_of
+from fastfuse.sagemaker.files import directory_at, path_of
 
 # The size of a piece; those in flight take 100 MiB of memory. S3 takes 10,000 pieces of an object.
 _PIECE_BYTES = 16 << 20
@@ -70,22 +70,14 @@ def walk(
         OutputError: the directory, or something in it, cannot be read; the message names it.
     """
     try:
-        fd = open_directory(directory, base)
+        with directory_at(directory, base) as fd:
+            yield from _walk(fd, directory, "", warn, fail)
     except OSError as error:
         raise unreadable(directory, error) from error
-    try:
-        yield from _walk(fd, directory, "", warn, fail)
-    finally:
-        os.close(fd)
 
 
 def _walk(fd: int, directory: Path, above: str, warn: Callable[[str], object], fail: Fail) -> Iterator[Found]:
-    try:
-        names = sorted(os.listdir(fd))
-    except OSError as error:
-        fail(above, unreadable(directory / above, error))
-        return
-    for name in names:
+    for name in sorted(os.listdir(fd)):
         path = above + name
         try:
             status = os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -97,15 +89,14 @@ def _walk(fd: int, directory: Path, above: str, warn: Callable[[str], object], f
             if not found.is_directory:
                 continue
             below_fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+            try:
+                yield from _walk(below_fd, directory, f"{path}/", warn, fail)
+            finally:
+                os.close(below_fd)
         except FileNotFoundError:
             continue
         except OSError as error:
             fail(path, unreadable(directory / path, error))
-            continue
-        try:
-            yield from _walk(below_fd, directory, f"{path}/", warn, fail)
-        finally:
-            os.close(below_fd)
 
 
 def open_found(found: Found) -> BinaryIO:

@@ -159,20 +159,13 @@ class Lines:
 
     def _line(self, line: int) -> Iterator[Item]:
         text = bytes(self._text[self._starts[line] : self._starts[line + 1]])
-        try:
-            attributes = attributes_of(text)
-        except (ValueError, ConfigurationError) as error:
-            raise SourceError(f"{self._path}:{line + 1}: this line makes no sense: {error}") from error
-        return (self._file(one, line) if isinstance(one, str) else one for one in attributes)
+        return (self._file(one, line) if isinstance(one, str) else one for one in attributes_of(text))
 
     def _file(self, uri: str, line: int) -> File:
         bucket = self.table.metadata.bucket
         directory = f"file://{bucket}/"
-        try:
-            is_local = uri.startswith(directory)
-            source = S3Uri(bucket, uri.removeprefix(directory)) if is_local else S3Uri.parse(uri)
-        except ConfigurationError as error:
-            raise SourceError(f"{self._path}:{line + 1}: {error}") from error
+        is_local = uri.startswith(directory)
+        source = S3Uri(bucket, uri.removeprefix(directory)) if is_local else S3Uri.parse(uri)
         inode = find_object(self.table, source.bucket, source.path)
         if inode is None:
             raise SourceError(

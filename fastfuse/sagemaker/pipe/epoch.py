@@ -21,8 +21,6 @@ Sink = Callable[[Buffer], Awaitable[None]]
 
 # Prefetch before a reader comes: enough to begin at full speed, and little waste after the last epoch.
 _UNREAD_DIVISOR = 16
-# Each takes a few kB beside its bytes. Ten times what 64 connections have on their way.
-_MAX_FILES = 640
 
 
 class Lookahead:
@@ -35,6 +33,8 @@ class Lookahead:
         self._engine = engine
         self._part_bytes = config.part_size_bytes
         self._max_bytes = config.max_window_bytes
+        # Enough for all connections: see docs/MEASUREMENTS.md, "Small files of a stream".
+        self._max_files = 2 * config.max_parts_in_flight
         # The bytes that may be ahead of the reader until `begin`.
         self._limit_bytes = min(config.max_window_bytes, config.memory_limit_bytes // _UNREAD_DIVISOR)
         # `run` waits here.
@@ -60,7 +60,7 @@ class Lookahead:
     async def run(self, files: Iterable[File]) -> None:
         """Fetch ahead until all files are fetched."""
         for file in files:
-            while self._planned - self._done >= _MAX_FILES:
+            while self._planned - self._done >= self._max_files:
                 await self._changed.park()
             before_bytes = self._planned_bytes
             self._planned += 1

@@ -44,7 +44,7 @@ class Fifo:
         """Make the FIFO. `directory` is another path to the directory of `path`, to be used in its place.
 
         Raises:
-            ConfigurationError: something that is no FIFO is there.
+            ConfigurationError: something is there.
             MountError: it cannot be made.
         """
         self.path = path
@@ -57,14 +57,13 @@ class Fifo:
             os.mkfifo(hidden)
             try:
                 self._open(hidden)
-                _unlink_fifo(self._place)
                 os.link(hidden, self._place)  # which, unlike a rename, takes nobody's place
             finally:
                 hidden.unlink()
         except FileExistsError as error:
             self._close()
             raise ConfigurationError(
-                f"{str(path)!r} is where a FIFO of the channel belongs, and it is none",
+                f"something is at {str(path)!r}, where a FIFO of the channel belongs",
                 hint="move it away, or give the channel another name",
             ) from error
         except OSError as error:
@@ -165,30 +164,18 @@ def remove_stale(directory: Path, channel: str) -> None:
             path.unlink(missing_ok=True)
 
 
-def _unlink_fifo(path: Path) -> None:
-    with suppress(FileNotFoundError):
-        if not stat.S_ISFIFO(path.lstat().st_mode):
-            raise FileExistsError
-        path.unlink()
-
-
 def _enlarge(fd: int) -> None:
-    """Enlarge the pipe as far as the system allows; a user's pipes have a common limit (pipe-user-pages-soft)."""
-    for divisor in (1, 2, 4, 8):
-        with suppress(OSError):
-            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES // divisor)
-            return
+    """Enlarge the pipe if the system allows it; a user's pipes have a common limit (pipe-user-pages-soft)."""
+    with suppress(OSError):
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 def _watch_opens(path: Path) -> int:
     """Return a descriptor that is readable once any process opens `path` from now on, by any name."""
-    fd = -1
     try:
         fd = checked(LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         checked(LIBC.inotify_add_watch(fd, os.fsencode(path), _IN_OPEN))
     except OSError as error:
-        if fd >= 0:
-            os.close(fd)
         raise MountError(
             f"nobody would tell when {str(path)!r} is opened: {error.strerror}",
             hint="raise fs.inotify.max_user_instances",

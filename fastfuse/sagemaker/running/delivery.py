@@ -28,7 +28,6 @@ from fastfuse.sagemaker.running.phases import Phase, Phases
 
 _log = logging.getLogger(__name__)
 
-_REPORT_EVERY_S = 0.2
 # The time between two looks where no signal comes.
 _LOOK_EVERY_S = 1.0
 # The time between two processes that send checkpoints, after the first that was lost.
@@ -52,16 +51,7 @@ class Sender(ChildProcess):
         self.artifacts: dict[str, dict[str, Any]] = {}
         self._lacks = lacks
         self._is_cut_off = False
-        self._reported_s = 0.0
-        super().__init__(lambda: work(self._say))
-
-    def _say(self, name: str, error: FastfuseError | None = None, **message: Any) -> None:  # noqa: ANN401 - JSON
-        if "progress" in message:
-            now_s = time.monotonic()
-            if now_s - self._reported_s < _REPORT_EVERY_S:
-                return
-            self._reported_s = now_s
-        self.tell(error, name, **message)
+        super().__init__(lambda: work(self.tell))
 
     def cut_off(self) -> None:
         """Stop it, whatever is left to be sent."""

@@ -76,11 +76,11 @@ class ChildProcess:
         try:
             exit_code = work()
         except FastfuseError as error:
-            self.tell(error)
+            self.tell(error=error)
             exit_code = error.exit_code
         os._exit(exit_code or 0)
 
-    def tell(self, error: FastfuseError | None = None, name: str = "", **message: Any) -> None:  # noqa: ANN401 - JSON
+    def tell(self, name: str = "", error: FastfuseError | None = None, **message: Any) -> None:  # noqa: ANN401 - JSON
         """Say something about `name` to the parent; the child calls this."""
         line = json.dumps(message).encode() if error is None else error_message(error)
         os.write(self._telling_fd, name.encode() + b"\t" + line + b"\n")
@@ -172,11 +172,6 @@ class ChannelProcess(ChildProcess):
     def stop(self) -> None:
         self.is_stopping = True
         super().stop()
-
-    @property
-    def is_downloaded(self) -> bool:
-        """Whether the channel's files are in place, and its process about to end by itself."""
-        return self.is_ready and self.channel.input_mode is InputMode.FILE
 
     def refresh(self) -> None:
         """List a mounted channel again (clause L6); other modes have nothing to refresh."""

@@ -135,10 +135,7 @@ class _Run:
             exits.callback(self._endpoint.close)
             self._endpoint.open()
             self._make_place()
-            try:
-                outcome = self._run_in_place(program)
-            except FastfuseError as error:
-                outcome = failed(error)
+            outcome = self._run_in_place(program)
             self._record(outcome)
             return outcome
 
@@ -409,7 +406,7 @@ class _Run:
 
     def _take_down(self) -> None:
         """End every channel, by force if need be, and clear what it leaves."""
-        alive = [channel for channel in self._channels if channel.exit_code is None and not channel.is_downloaded]
+        alive = [channel for channel in self._channels if channel.exit_code is None]
         if alive:
             self._phases.enter(Phase.STOPPING, f"Taking down {', '.join(channel.channel.name for channel in alive)}")
         if self._command is not None:

@@ -139,7 +139,7 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
         gauges.look(stream.retries.trouble(), trio.current_time())
         recent.look()
         if stream.failure is not None:
-            tell(stream.failure)
+            tell(error=stream.failure)
 
     if not are_local:
         prepare(task.settings.cache, worker_uid())

@@ -15,6 +15,7 @@ from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.made import MadeReader
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.room import Room
+from fastfuse.sagemaker.download import landing
 from fastfuse.sagemaker.download.disk import open_root, version_of
 from fastfuse.sagemaker.download.file_channel import DownloadReport, download
 from fastfuse.sagemaker.download.landing import Places, jobs
@@ -40,6 +41,27 @@ def test_a_channel_that_does_not_fit_is_refused_before_the_first_byte(s3: Source
             s3.run(place / "channel")
         assert "cache clear" in refused.value.hint
         assert s3.server.requests == ()
+
+
+def test_a_file_system_that_tells_no_size_takes_what_comes(s3: Source, tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "disk", "size=0") as place:
+        assert os.statvfs(place).f_blocks == 0
+        s3.run(place / "channel")
+        assert files_below(place / "channel") == OBJECTS
+
+
+def test_a_disk_that_others_fill_meanwhile_is_told_and_the_next_run_goes_on(
+    s3: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tmpfs(tmp_path / "disk", f"size={4 * MIB}") as place:
+        (place / "other").write_bytes(bytes(3 * MIB))
+        with monkeypatch.context() as patched:
+            patched.setattr(landing, "check_room", lambda *_: None)
+            with pytest.raises(DiskError, match=r"the disk is full: '.*/large'"):
+                s3.run(place / "channel")
+        (place / "other").unlink()
+        s3.run(place / "channel")
+        assert files_below(place / "channel") == OBJECTS
 
 
 def test_objects_of_16_eib_in_all_are_refused_with_their_sum(s3: Source, tmp_path: Path) -> None:

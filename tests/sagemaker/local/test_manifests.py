@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fastfuse.errors import ConfigurationError, EmptySourceError, FastfuseError, SourceError
+from fastfuse.index.listing.named import MAX_MANIFEST_BYTES
 from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.index.sources.manifests import read_manifest
 from fastfuse.index.sources.shard import Shard
@@ -87,6 +88,13 @@ def test_what_is_no_manifest_to_be_read(tmp_path: Path) -> None:
     with pytest.raises(EmptySourceError, match="names no file"):
         named(empty)
     assert named(empty, allow_empty=True) == []
+    (tmp_path / "lines").touch()
+    lines = IndexOrigin(kind=SourceKind.AUGMENTED_MANIFEST)
+    with pytest.raises(EmptySourceError, match="has no lines"):
+        find_files(LocalDirectory(path=f"{tmp_path}/lines"), tmp_path / "c", lines)
+    os.truncate(tmp_path / "lines", MAX_MANIFEST_BYTES + 1)
+    with pytest.raises(SourceError, match="has more than"):
+        named(tmp_path / "lines")
 
 
 def test_a_manifest_in_s3_names_no_file_of_this_host() -> None:

@@ -1,7 +1,10 @@
 """What changes while it is found and read is an error, never less than was there."""
 
 import errno
+import io
 import os
+import tarfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
@@ -57,6 +60,24 @@ def test_a_directory_that_cannot_be_read_hides_nothing_else(tmp_path: Path, monk
     assert str(failed["closed"]).endswith("/closed' cannot be read: Permission denied")
     with pytest.raises(OutputError, match="closed' cannot be read"):
         list(walk(tmp_path, tmp_path))
+
+
+def test_an_archive_of_many_blocks_comes_in_pieces_of_one_gzip_member(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "usable_cpus", lambda: 1)
+    weights = os.urandom(9 << 20) + bytes(3 << 20)
+    (tmp_path / "weights").write_bytes(weights)
+    pieces: list[bytes] = []
+    sending.write_archive(tmp_path, walk(tmp_path, tmp_path), 4 << 20, pieces.append, lambda _: None)
+    assert [len(piece) >= 4 << 20 for piece in pieces] == [True, True, False]
+    packed = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    with tarfile.open(fileobj=io.BytesIO(packed.decompress(b"".join(pieces)))) as archive:
+        [file] = map(archive.extractfile, archive)
+        assert file is not None
+        assert file.read() == weights
+    assert packed.eof
+    assert not packed.unused_data
 
 
 @pytest.mark.parametrize(("cpus", "threads"), [(0.5, 1), (2.5, 3), (192, 32)])

@@ -4,6 +4,7 @@ import gzip
 import json
 import struct
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.inodes.table import InodeTable
-from fastfuse.sagemaker.pipe.content import Gunzip, attributes_of, find_object, source_order
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.sagemaker.description.channel import Channel, InputMode
+from fastfuse.sagemaker.pipe.content import Gunzip, attributes_of, find_object, sequence_of, source_order
 from tests.index.indexes import table_of
 
 MAGIC = struct.pack("<I", 0xCED7230A)
@@ -88,6 +91,14 @@ def test_a_source_with_an_order_of_its_own_is_streamed_in_it_and_twice_where_it_
     rows = [table.row(inode) for inode in (find_object(table, "bucket", key) or 0 for key in ("c", "a", "c"))]
     ordered = InodeTable(table.metadata, {**table.columns, "source_order": np.array(rows, "uint32")})
     assert [ordered.key(int(inode)) for inode in source_order(ordered)] == ["c", "a", "c"]
+
+
+def test_an_object_that_is_too_long_for_a_record_is_refused_unless_its_length_is_another_one() -> None:
+    table = table_of({"a": (3, 0, "", ""), "long": (1 << 29, 0, "", "")})
+    channel = Channel(name="a", input_mode=InputMode.PIPE, source=S3Uri("bucket", ""), wraps_records=True)
+    with pytest.raises(ConfigurationError, match="'s3://bucket/long' has 536,870,912 bytes; a RecordIO record holds"):
+        sequence_of(table, channel)
+    assert len(list(sequence_of(table, replace(channel, is_gzip=True)).items(0))) == 2
 
 
 def test_an_object_is_found_by_bucket_and_key() -> None:

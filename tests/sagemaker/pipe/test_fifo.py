@@ -69,6 +69,13 @@ def test_a_fifo_of_somebody_else_is_not_removed(tmp_path: Path, fifo: Fifo) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["train_0"]
 
 
+def test_what_is_where_a_fifo_belongs_stays(tmp_path: Path) -> None:
+    (tmp_path / "train_0").write_text("mine")
+    with pytest.raises(ConfigurationError, match=r"something is at '.*/train_0', where a FIFO of the channel belongs"):
+        Fifo(tmp_path / "train_0")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
 def test_no_descriptor_is_left(tmp_path: Path) -> None:
     before = open_descriptors()
     Fifo(tmp_path / "train_0").close()

@@ -79,15 +79,15 @@ class _Waking:
 
 
 async def test_small_files_are_fetched_with_all_connections(autojump_clock: trio.testing.MockClock) -> None:
-    reading = Reading([39 * KIB] * 640, delay_s=0.02)
+    reading = Reading([20 * KIB] * 3000, delay_s=0.02)
     async with reading.ahead() as lookahead:
         for file in reading.files:
             assert await reading.read(lookahead, file) == content(file.ref)
             lookahead.done(file)
     assert reading.store.most_in_flight == CONNECTIONS
-    # 20 rounds of 32, and a few at the beginning with which connections are not used yet.
-    assert trio.current_time() < 0.02 * (640 / CONNECTIONS + 4)
-    assert len(reading.store.calls) == 640
+    # Rounds of 32, and a few at the beginning with which connections are not used yet.
+    assert trio.current_time() < 0.02 * (3000 / CONNECTIONS + 4)
+    assert len(reading.store.calls) == 3000
 
 
 async def test_parts_of_the_next_objects_are_on_their_way_while_one_is_read() -> None:
@@ -160,16 +160,16 @@ def test_whatever_is_ahead_every_byte_comes_in_its_place(sizes: list[int], order
     trio.run(check)
 
 
-async def test_no_more_than_some_hundred_tiny_files_are_open_at_a_time() -> None:
-    reading = Reading([10] * 2000)
+async def test_no_more_tiny_files_are_open_at_a_time_than_connections_need() -> None:
+    reading, most = Reading([10] * 2000), 2 * CONFIG.max_parts_in_flight
     async with reading.ahead() as lookahead:
         await trio.testing.wait_all_tasks_blocked()
-        assert reading.engine.streams == 640
+        assert reading.engine.streams == most
         await reading.read(lookahead, reading.files[0])
         lookahead.done(reading.files[0])
         await trio.testing.wait_all_tasks_blocked()
-        assert reading.engine.streams == 640
-        assert len(reading.store.calls) == 641
+        assert reading.engine.streams == most
+        assert len(reading.store.calls) == most + 1
 
 
 async def test_a_reader_waits_while_nothing_is_there_for_it(autojump_clock: trio.testing.MockClock) -> None:
