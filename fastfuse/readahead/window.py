@@ -228,11 +228,6 @@ class Window:
             return 0
         return max(0, cursor.position + self._window_bytes(cursor) - self._size)
 
-    def bytes_to_end(self, cursor: Cursor) -> int:
-        """Return how far the reader is from the end of the file; no limit if its window is made for its speed."""
-        is_known = cursor.pace is not None and cursor.pace.limit_bytes is not None
-        return self._config.memory_limit_bytes if is_known else self._size - cursor.position
-
     def commanded(self, cursor: Cursor, until: int) -> None:
         """Note that everything ahead of `cursor` up to `until` is held, in flight, or in the page cache."""
         if cursor.stride is not None and cursor.is_strided and not cursor.descending:
