@@ -4,7 +4,6 @@
 """
 
 from collections import deque
-from collections.abc import Iterable
 
 from fastfuse.readahead.limits import KERNEL_PAGE_BYTES, KERNEL_REQUEST_BYTES, PAGE_BYTES
 from fastfuse.readahead.pace import ReaderPace
@@ -315,7 +314,7 @@ class Faults:
         # neither the page that is wanted nor what is fetched with it.
         self.unwanted: list[tuple[int, int]] = []
 
-    def put_off(self, offset: int, end: int, last: Cursor, runs: Iterable[Cursor]) -> bool:
+    def put_off(self, offset: int, end: int, last: Cursor) -> bool:
         """Return whether to refuse a request that fills the page cache, so that the kernel asks for one page instead.
 
         A fault at random asks for all of the kernel's readahead. If that fails, the kernel asks for the page that is
@@ -332,8 +331,6 @@ class Faults:
         if not self._is_mapped or not is_answered or self._short_runs < _SHORT_RUNS - 1 or not self._is_short(last):
             return False
         if abs(offset - last.begin) < _FAR * self._fault_bytes:
-            return False
-        if any(run.begin - _AROUND_BYTES <= offset <= run.position + _AROUND_BYTES for run in runs):
             return False
         self._around, self._reads = (offset, end), 0
         return True

@@ -154,7 +154,7 @@ class Window:
         last = self._last
         if last is None or self._leader(offset) is not None:
             return False
-        return self.faults.put_off(offset, end, last, self._runs.values())
+        return self.faults.put_off(offset, end, last)
 
     def came(self, cursor: Cursor, now_s: float) -> None:
         """Note that the reader has come to another part."""
