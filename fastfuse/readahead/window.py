@@ -18,9 +18,10 @@ a random reader of chunks of 4 MiB sends a few consecutive requests for each, an
 reads. A cursor that began where a sequential one has been or is about to come is the same reader, and goes on as fast.
 
 * A random read fetches exactly its pages. If runs have lately been of about one length, it fetches all of such a run,
-  for which the kernel would send one request after the other. What such reads wait for is counted in `pace`.
+  for which the kernel would send one request after the other. Otherwise it fetches as far as the shortest of those that
+  became longer. What such reads wait for is counted in `pace`.
 * Where several readers take turns, a run goes on behind another's jump. It is sequential only if it is clearly longer
-  than all those that ended last. Until then a read fetches as far as the shortest of those that became longer.
+  than all those that ended last.
 * A single page behind what was fetched belongs to a map that is read page by page (`MADV_RANDOM`). It fetches as much
   as its run has, or what the kernel asks for elsewhere: else each page would wait for a GET of its own.
 * Reads that each end where the last began are *descending*: memcpy reads a map backwards where that suits the
@@ -370,8 +371,9 @@ class Window:
             more_bytes = min(max(KERNEL_REQUEST_BYTES, start - cursor.begin), self._part_bytes)
             return start, min(start + more_bytes, self._size), most_bytes
         before = self._before
-        # The kernel faults a map in one request for all that it has not; only single pages may be more than one.
-        if before is not None and start == cursor.begin and (before.reads > 1 or end - start <= KERNEL_PAGE_BYTES):
+        if before is not None and start == cursor.begin:
+            if before.reads == 1 and end - start > KERNEL_PAGE_BYTES:
+                return start, end, most_bytes  # the kernel faults a map in one request for all that it has not
             usual_bytes = self._lengths.usual_bytes
             usual = (end - usual_bytes, end) if before.descents else (start, start + usual_bytes)
             if end - start < usual_bytes <= self._first_bytes and usual[0] >= 0:

@@ -339,10 +339,11 @@ def test_threads_that_read_chunks_at_random_are_no_longer_taken_for_sequential_r
         (8, range(2, 13), 6.2, 1.07),
         (16, range(2, 13), 6.2, 1.05),
         (8, [16], 1.2, 1.12),
+        (1, [8], 1.1, 1.01),
         (8, [1, 1, 1, 8], 1.5, 1.15),  # whoever asks for little gets no more
     ],
 )
-def test_chunks_that_several_readers_read_at_random_wait_for_few_gets_and_fetch_little_more(
+def test_chunks_that_are_read_at_random_wait_for_few_gets_and_fetch_little_more(
     readers: int, chunks_mib: Sequence[int], most_waits: float, most_bytes: float
 ) -> None:
     """Waits for each chunk of 1 MiB requests, and bytes for each that is read, once a hundred chunks were read."""
