@@ -4,7 +4,6 @@
 """
 
 from collections import deque
-from collections.abc import Iterable
 
 from fastfuse.readahead.limits import KERNEL_PAGE_BYTES, KERNEL_REQUEST_BYTES, PAGE_BYTES
 from fastfuse.readahead.pace import ReaderPace
@@ -23,7 +22,7 @@ _WENT_ON = 2
 # The next run is foretold by this many, where all but the two shortest and the two longest are alike.
 _RUNS = 12
 _ALIKE = 1.1
-# So many runs of several readers that became longer than one is by now tell how long that one will be at least.
+# So many runs that became longer than one is by now tell how long that one will be at least.
 _LONGER_RUNS = 3
 # Runs of a few pages count as alike: a map that is read at random is faulted page by page, and a GET of so much takes
 # hardly longer than one of a page.
@@ -262,9 +261,10 @@ class RunLengths:
         return _usual(self._jumped)
 
     def likely_bytes(self, run_bytes: int) -> int:
-        """Return the length of the shortest run of several readers that was longer than `run_bytes`, 0 if unknown."""
-        longer = [length for length in self._ended if length > run_bytes]
-        return min(longer) if len(longer) >= _LONGER_RUNS and self._knows_ends else 0
+        """Return the length of the shortest run that was longer than `run_bytes`, 0 if unknown."""
+        lengths = self._ended if self._knows_ends else self._jumped
+        longer = [length for length in lengths if length > run_bytes]
+        return min(longer) if len(lengths) >= _RUNS and len(longer) >= _LONGER_RUNS else 0
 
     @property
     def _knows_ends(self) -> bool:
@@ -315,7 +315,7 @@ class Faults:
         # neither the page that is wanted nor what is fetched with it.
         self.unwanted: list[tuple[int, int]] = []
 
-    def put_off(self, offset: int, end: int, last: Cursor, runs: Iterable[Cursor]) -> bool:
+    def put_off(self, offset: int, end: int, last: Cursor) -> bool:
         """Return whether to refuse a request that fills the page cache, so that the kernel asks for one page instead.
 
         A fault at random asks for all of the kernel's readahead. If that fails, the kernel asks for the page that is
@@ -332,8 +332,6 @@ class Faults:
         if not self._is_mapped or not is_answered or self._short_runs < _SHORT_RUNS - 1 or not self._is_short(last):
             return False
         if abs(offset - last.begin) < _FAR * self._fault_bytes:
-            return False
-        if any(run.begin - _AROUND_BYTES <= offset <= run.position + _AROUND_BYTES for run in runs):
             return False
         self._around, self._reads = (offset, end), 0
         return True

@@ -11,7 +11,7 @@ from fastfuse.readahead.limits import KERNEL_REQUEST_BYTES
 
 # A few misses of files that the page cache serves otherwise are no sign.
 _MANY_MISSES = 8
-# A random reader leaves a range with each read. Beyond this the short ranges are forgotten, then all of them.
+# Beyond this all ranges of a file are forgotten.
 _MAX_RANGES = 1024
 
 
@@ -77,7 +77,8 @@ class CachedRanges:
     """Ranges of one file that is read, in order, that were read and that the pool let go.
 
     If the kernel asks again for more than single pages of them, it does not keep what it gets, and all ranges are
-    forgotten. Invariant: ranges are not empty and do not touch.
+    forgotten. Short ones are not noted: to fetch such bytes again costs less than the second GET that leaves them out.
+    Invariant: ranges do not touch.
     """
 
     __slots__ = ("_ends", "_lost_bytes", "_starts", "losses")
@@ -94,7 +95,9 @@ class CachedRanges:
         return len(self._starts)
 
     def add(self, start: int, end: int) -> None:
-        """Note that ``[start, end)``, which is not empty, was read."""
+        """Note that ``[start, end)`` was read."""
+        if end - start < KERNEL_REQUEST_BYTES:
+            return
         starts, ends = self._starts, self._ends
         first = self._first_after(start - 1)
         last = bisect_right(starts, end)
@@ -103,7 +106,8 @@ class CachedRanges:
         starts[first:last] = [start]
         ends[first:last] = [end]
         if len(starts) > _MAX_RANGES:
-            self._thin()
+            starts.clear()
+            ends.clear()
 
     def end_at(self, offset: int) -> int:
         """Return where the range that holds `offset` ends, or `offset` if there is none."""
@@ -111,18 +115,13 @@ class CachedRanges:
         return self._ends[index] if index < len(self) and self._starts[index] <= offset else offset
 
     def clip(self, gap: tuple[int, int], offset: int) -> tuple[int, int]:
-        """Return what of `gap` is worth a GET that `offset` is in; requires that no range holds `offset`.
-
-        It begins after the range before. It ends at a long range, or at one that reaches the end of the gap.
-        """
+        """Return what of `gap` no range has, around `offset`; requires that no range holds `offset`."""
         index = self._first_after(offset)
         start, end = gap
         if index:
             start = max(start, self._ends[index - 1])
-        for next_start, next_end in zip(self._starts[index:], self._ends[index:], strict=True):
-            # Bytes that the kernel has are fetched again where leaving them out would take a second GET.
-            if next_end >= end or next_end - next_start >= KERNEL_REQUEST_BYTES:
-                return start, min(end, next_start)
+        if index < len(self):
+            end = min(end, self._starts[index])
         return start, end
 
     def overlaps(self, start: int, end: int) -> bool:
@@ -147,12 +146,3 @@ class CachedRanges:
     def _first_after(self, offset: int) -> int:
         """Return the index of the first range that ends after `offset`."""
         return bisect_right(self._ends, offset)
-
-    def _thin(self) -> None:
-        """Forget the short ranges, and the long ones too where most are long."""
-        ranges = zip(self._starts, self._ends, strict=True)
-        kept = [(start, end) for start, end in ranges if end - start >= KERNEL_REQUEST_BYTES]
-        if len(kept) > _MAX_RANGES // 2:
-            kept.clear()
-        self._starts = [start for start, _ in kept]
-        self._ends = [end for _, end in kept]

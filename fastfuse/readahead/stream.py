@@ -251,7 +251,7 @@ class Stream:
             window.commanded(cursor, until)
         beyond_bytes = window.beyond(cursor)
         if beyond_bytes:
-            self._beyond(self.file.inode, beyond_bytes, window.bytes_to_end(cursor))
+            self._beyond(self.file.inode, beyond_bytes, self.file.ref.size_bytes - cursor.position)
         wants_all = self._rest.times_due and self._rest_parts
         if window.latest.dense_bytes and not cursor.is_foreseen and not wants_all and self._has_room_for_rest():
             # Twice as far as they went, as ahead of a reader in sequence.

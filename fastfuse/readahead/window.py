@@ -18,9 +18,10 @@ a random reader of chunks of 4 MiB sends a few consecutive requests for each, an
 reads. A cursor that began where a sequential one has been or is about to come is the same reader, and goes on as fast.
 
 * A random read fetches exactly its pages. If runs have lately been of about one length, it fetches all of such a run,
-  for which the kernel would send one request after the other. What such reads wait for is counted in `pace`.
+  for which the kernel would send one request after the other. Otherwise it fetches as far as the shortest of those that
+  became longer. What such reads wait for is counted in `pace`.
 * Where several readers take turns, a run goes on behind another's jump. It is sequential only if it is clearly longer
-  than all those that ended last. Until then a read fetches as far as the shortest of those that became longer.
+  than all those that ended last.
 * A single page behind what was fetched belongs to a map that is read page by page (`MADV_RANDOM`). It fetches as much
   as its run has, or what the kernel asks for elsewhere: else each page would wait for a GET of its own.
 * Reads that each end where the last began are *descending*: memcpy reads a map backwards where that suits the
@@ -154,7 +155,7 @@ class Window:
         last = self._last
         if last is None or self._leader(offset) is not None:
             return False
-        return self.faults.put_off(offset, end, last, self._runs.values())
+        return self.faults.put_off(offset, end, last)
 
     def came(self, cursor: Cursor, now_s: float) -> None:
         """Note that the reader has come to another part."""
@@ -227,11 +228,6 @@ class Window:
         if self._is_small or pace is None or not pace.ramp_bytes or cursor.begin or cursor.ahead_until < self._size:
             return 0
         return max(0, cursor.position + self._window_bytes(cursor) - self._size)
-
-    def bytes_to_end(self, cursor: Cursor) -> int:
-        """Return how far the reader is from the end of the file; no limit if its window is made for its speed."""
-        is_known = cursor.pace is not None and cursor.pace.limit_bytes is not None
-        return self._config.memory_limit_bytes if is_known else self._size - cursor.position
 
     def commanded(self, cursor: Cursor, until: int) -> None:
         """Note that everything ahead of `cursor` up to `until` is held, in flight, or in the page cache."""
@@ -375,8 +371,9 @@ class Window:
             more_bytes = min(max(KERNEL_REQUEST_BYTES, start - cursor.begin), self._part_bytes)
             return start, min(start + more_bytes, self._size), most_bytes
         before = self._before
-        # The kernel faults a map in one request for all that it has not; only single pages may be more than one.
-        if before is not None and start == cursor.begin and (before.reads > 1 or end - start <= KERNEL_PAGE_BYTES):
+        if before is not None and start == cursor.begin:
+            if before.reads == 1 and end - start > KERNEL_PAGE_BYTES:
+                return start, end, most_bytes  # the kernel faults a map in one request for all that it has not
             usual_bytes = self._lengths.usual_bytes
             usual = (end - usual_bytes, end) if before.descents else (start, start + usual_bytes)
             if end - start < usual_bytes <= self._first_bytes and usual[0] >= 0:

@@ -339,10 +339,11 @@ def test_threads_that_read_chunks_at_random_are_no_longer_taken_for_sequential_r
         (8, range(2, 13), 6.2, 1.07),
         (16, range(2, 13), 6.2, 1.05),
         (8, [16], 1.2, 1.12),
+        (1, [8], 1.1, 1.01),
         (8, [1, 1, 1, 8], 1.5, 1.15),  # whoever asks for little gets no more
     ],
 )
-def test_chunks_that_several_readers_read_at_random_wait_for_few_gets_and_fetch_little_more(
+def test_chunks_that_are_read_at_random_wait_for_few_gets_and_fetch_little_more(
     readers: int, chunks_mib: Sequence[int], most_waits: float, most_bytes: float
 ) -> None:
     """Waits for each chunk of 1 MiB requests, and bytes for each that is read, once a hundred chunks were read."""
@@ -440,7 +441,7 @@ def test_a_jump_back_of_a_slow_reader_gives_it_no_larger_window() -> None:
         cursor = pool.read(step * MIB, (step + 1) * MIB)
         pool.window.came(cursor, step * 0.01)
     pool.read_through(1020 * MIB + 100 * KIB, 1030 * MIB, 128 * KIB)
-    assert pool.bytes_ahead <= 32 * MIB
+    assert pool.bytes_ahead <= 40 * MIB
 
 
 def test_a_look_at_the_footer_ends_no_run(pool: EndlessPool) -> None:
@@ -531,7 +532,6 @@ def test_the_pages_around_a_fault_are_put_off_until_a_reader_reads_on_or_is_no_m
     pool.read(100 * MIB, 100 * MIB + 4 * KIB)
     assert pool.fetched[-1] == (100 * MIB, 100 * MIB + 128 * KIB)
     assert pool.window.faults.unwanted == [(around[0], 100 * MIB), (100 * MIB + 128 * KIB, around[1])]
-    assert not pool.window.put_off(around[1] + 512 * KIB, around[1] + 512 * KIB + MIB)  # where a reader is
     assert pool.window.put_off(around[0] + 100 * MIB, around[1] + 100 * MIB)
     for page in range(40):
         pool.read(200 * MIB + page * 4 * KIB, 200 * MIB + (page + 1) * 4 * KIB)
