@@ -130,6 +130,16 @@ class PartPool:
             source.remove(part)
             target.put(part)
 
+    def renew(self, part: Part) -> bool:
+        """Note that all of `part` will be read, so that no other one takes its place. Return whether it has room ahead."""
+        if part.shelf is self._spent or part.shelf is self._left:
+            if not self.has_room_ahead(part.file, part.size_bytes):
+                return False
+            part.shelf.remove(part)
+            part.is_left, part.unread_bytes = False, part.size_bytes
+            self._fresh.put(part)
+        return True
+
     def demand(self, file: FileParts, start: int, end: int) -> Part:
         """Return a part that a reader waits for. It may be fetched now, or when its `room` is set."""
         part = Part(file, start, end, is_demanded=True)

@@ -97,9 +97,16 @@ class Stream:
             self._fetches.counts.demanded_parts += 1
 
     def fetch(self, start: int, end: int) -> bool:
-        """Start the fetches of what is missing in ``[start, end)``. Return False if others need what they take."""
+        """Start the fetches of what is missing in ``[start, end)``, all of which will be read.
+
+        Return False if others need what they take.
+        """
         while start < end:
-            part = self.file.at(start) or self._start_ahead(start, end)
+            part = self.file.at(start)
+            if part is None:
+                part = self._start_ahead(start, end)
+            elif not self._pool.renew(part):
+                return False
             if part is None:
                 return False
             start = part.end

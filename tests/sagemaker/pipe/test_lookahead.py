@@ -1,6 +1,7 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import pytest
 import trio
 import trio.testing
 from hypothesis import example, given
@@ -88,6 +89,20 @@ async def test_small_files_are_fetched_with_all_connections(autojump_clock: trio
     # Rounds of 32, and a few at the beginning with which connections are not used yet.
     assert trio.current_time() < 0.02 * (3000 / CONNECTIONS + 4)
     assert len(reading.store.calls) == 3000
+
+
+@pytest.mark.parametrize("lost_files", [1, 20, 60])
+async def test_what_is_still_held_of_the_last_epoch_is_kept_until_it_is_read_again(
+    autojump_clock: trio.testing.MockClock, lost_files: int
+) -> None:
+    # The engine holds 1,024 parts that were read, of 64 KiB each in the mean.
+    reading = Reading([KIB] * (1024 + lost_files), delay_s=0.02)
+    files = reading.files * 2
+    async with reading.ahead(files) as lookahead:
+        for file in files:
+            assert await reading.read(lookahead, file) == content(file.ref)
+            lookahead.done(file)
+    assert trio.current_time() < 0.02 * (len(files) / CONNECTIONS + 8)
 
 
 async def test_parts_of_the_next_objects_are_on_their_way_while_one_is_read() -> None:
