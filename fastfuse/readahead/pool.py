@@ -131,7 +131,7 @@ class PartPool:
             target.put(part)
 
     def renew(self, part: Part) -> bool:
-        """Note that all of `part` will be read, so that no other one takes its place. Return whether it has room ahead."""
+        """Note that all of `part` will be read: no other one takes its place. Return False if it has no room ahead."""
         if part.shelf is self._spent or part.shelf is self._left:
             if not self.has_room_ahead(part.file, part.size_bytes):
                 return False

@@ -33,7 +33,7 @@ class Lookahead:
         self._engine = engine
         self._part_bytes = config.part_size_bytes
         self._max_bytes = config.max_window_bytes
-        # Enough for all connections: see docs/MEASUREMENTS.md, "Small files of a stream".
+        # Enough for all connections, however small the files are.
         self._max_files = 2 * config.max_parts_in_flight
         # The bytes that may be ahead of the reader until `begin`.
         self._limit_bytes = min(config.max_window_bytes, config.memory_limit_bytes // _UNREAD_DIVISOR)
