@@ -12,7 +12,7 @@ States of a part, all changed here:
 * landed: its bytes are there, and tasks that waited for it have not taken theirs yet. It is still reserved.
 * fresh: evictable, least recently read first, and only for a part that a reader waits for.
 * expected, guessed: of a file that is not begun yet. Evictable before the fresh ones (see `shelves`).
-* left, spent: evictable by readahead too (see `shelves`).
+* left, spent: evictable by readahead too (see `shelves`); fresh again if all of it will be read (`renew`).
 * failed, gone: out of the books and of the file's index. Tasks that waited for a failed part get its error.
 
 INVARIANT: what is reserved (in flight, landed), what is evictable, and what threads keep (`SmallFiles`), which is not,

@@ -479,6 +479,12 @@ class AnyUseOfThePool(RuleBasedStateMachine):
         if parts:
             self.pool.rank(data.draw(st.sampled_from(parts)), is_left=is_left)
 
+    @rule(data=st.data())
+    def renew(self, data: st.DataObject) -> None:
+        parts = [part for inode in range(4) for part in self.file(inode)]
+        if parts and self.pool.renew(part := data.draw(st.sampled_from(parts))):
+            assert part.shelf is None or (part.unread_bytes and not part.is_left)
+
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def read_out(self, data: st.DataObject) -> None:
