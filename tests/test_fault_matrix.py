@@ -402,10 +402,11 @@ async def test_what_passes_costs_time_and_is_told_with_its_end(
     retries = row.scene.counters.get("fastfuse_retries", "unreachable") if row.hits is None else row.hits
     assert row.hits in (1, None)
     assert_counts(row.counts(), row.expected_counts("ok", retries=retries))
-    assert [*map(untimed, caplog.messages)] == [
-        row.cause.retry_line(row.name),
-        f"answered again after N s: {retries} × {row.cause.detail}; 1 object waited",
-    ]
+    first, last = map(untimed, caplog.messages)
+    assert first == row.cause.retry_line(row.name)
+    # One request may fail often, or each of several once.
+    failures = re.escape(f"{retries} × {row.cause.detail}")
+    assert re.fullmatch(rf"answered again after N s: {failures}; (1 request|\d+ requests) waited", last)
 
 
 @pytest.mark.parametrize(("kind", "situation"), rows(only_tried_again=False))

@@ -235,16 +235,14 @@ class Connection:
                 await trio.lowlevel.wait_writable(self._sock)
 
     async def _receive(self) -> bytes:
+        if self._tls is None:
+            # The reply has not come yet: a call before the wait would receive nothing. TLS may hold some of it.
+            await trio.lowlevel.wait_readable(self._sock)
         while True:
-            # The reply has not come yet: a call before the wait would receive nothing.
-            if self._tls is None or self._tls.is_quiet:
-                await trio.lowlevel.wait_readable(self._sock)
             try:
                 return self._stream.recv(_FIRST_BYTES)
             except BlockingIOError:
-                # The end of the TLS record has not come yet.
-                if self._tls is not None and not self._tls.is_quiet:
-                    await trio.lowlevel.wait_readable(self._sock)
+                await trio.lowlevel.wait_readable(self._sock)
 
     async def _receive_rest(self, data: memoryview) -> int:
         done = 0

@@ -18,9 +18,8 @@ from botocore.utils import should_bypass_proxies
 from fastfuse.errors import ConfigurationError
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
-# A name or an address that a request's head may hold and that can be looked up. Private names have underscores, too.
-_LABEL = "[A-Za-z0-9_-]{1,63}"
-_HOST = re.compile(rf"(?!-){_LABEL}(\.{_LABEL})*\.?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?", re.ASCII)
+# A name or an address that a request's head may hold. Private names have underscores, too.
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?", re.ASCII)
 
 
 class ProxyRefusalError(OSError):
@@ -39,6 +38,10 @@ class Proxy:
 
 def is_host(host: str) -> bool:
     """Return whether `host` is a host name or an address, without brackets."""
+    try:
+        host.encode("idna")  # as a look-up does, which takes no label that is empty or too long
+    except UnicodeError:
+        return False
     return _HOST.fullmatch(host) is not None
 
 

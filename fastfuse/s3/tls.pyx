@@ -247,7 +247,7 @@ cdef class TlsConnection:
     def recv(self, most_bytes: int) -> bytes:
         """Return what has come, up to `most_bytes` or 64 KiB; empty at the end.
 
-        The caller must receive what is left, as `is_quiet` tells, before it waits for more.
+        Call until nothing has come before you wait for the socket: OpenSSL may hold what is left.
 
         Raises:
             BlockingIOError: nothing has come but part of a record, or what is TLS's own (a session ticket, a new key).

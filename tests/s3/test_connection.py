@@ -5,6 +5,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
+from typing import cast
 
 import pytest
 import trio
@@ -14,6 +16,8 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from fastfuse.s3.connection import _WAKING_BYTES, SILENT_CALLS, TASK_BYTES, Connection, Patience, _receive_plain
+from fastfuse.s3.tls import TlsConnection, TlsContext
+from tests.s3 import tls_peers
 from tests.s3.canned import chunks
 from tests.s3.queues import unread_bytes, unsent_bytes
 
@@ -107,6 +111,37 @@ async def test_a_body_may_be_silent_for_a_while_and_take_so_long_in_all(
         nursery.cancel_scope.cancel()
     assert not connection.is_reusable
     connection.close()
+
+
+class _Late:
+    """A TLS connection to which the rest of a reply comes when it was just not there."""
+
+    def __init__(self, ends: tls_peers.Ends, rest: bytes) -> None:
+        self._ends, self._rest = ends, rest
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._ends.connection, name)
+
+    def recv(self, most_bytes: int) -> bytes:
+        try:
+            return self._ends.connection.recv(most_bytes)
+        except BlockingIOError:
+            self._ends.server.sock.sendall(self._rest)
+            self._rest = b""
+            self._ends.has_come()
+            raise
+
+
+async def test_a_reply_whose_record_is_whole_just_before_the_wait_is_taken(
+    context: TlsContext, server_file: Path
+) -> None:
+    with tls_peers.connected(context, tls_peers.server_context_of(server_file)) as ends, trio.fail_after(PATIENCE_S):
+        ends.server.tls.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        record = ends.server.take()
+        ends.server.sock.sendall(record[:-1])
+        ends.has_come()
+        connection = Connection(ends.sock, cast(TlsConnection, _Late(ends, record[-1:])))
+        assert await connection.ask(b"GET", PATIENCE) is not None
 
 
 class _Silent(socket.socket):

@@ -218,7 +218,15 @@ def test_unsupported_buckets_are_refused_by_name(bucket: str, kind: str, hint: s
         ),
         *(
             (Case("bucket", endpoint_url=url), "not a host name")
-            for url in ("http://a b", "http://bücher.example", "http://a\x7f", "http://a..b", f"http://{'a' * 64}.test")
+            for url in (
+                *("http://a b", "http://bücher.example", "http://a\x7f", "http://-a", "http://a..b"),
+                *(
+                    f"http://{'a' * 64}.test",
+                    f"http://a.{'b' * 64}",
+                    "http://[fe80::1%a..b]",
+                    f"http://[::1%{'a' * 64}]",
+                ),
+            )
         ),
     ],
     ids=repr,

@@ -215,7 +215,7 @@ def test_a_refresh_waits_out_what_passes_and_what_lasts_leaves_the_view_as_it_wa
         page = "page 1 of the listing of 's3://bucket/': 503 SlowDown, request FASTFUSE"
         assert f" WARNING fastfuse.s3.retries: {page}; trying again (attempt 1 failed, " in here.mount.log
         assert re.search(
-            r" INFO .*: answered again after \d+\.\d s: 1 × 503 SlowDown; 1 object waited\n", here.mount.log
+            r" INFO .*: answered again after \d+\.\d s: 1 × 503 SlowDown; 1 request waited\n", here.mount.log
         )
         denied = here.server.faults.add(FaultRule(action=ACCESS_DENIED, operation="ListObjectsV2"))
         change(here.objects)

@@ -314,7 +314,7 @@ def forget_kept():
     cdef size_t size_bytes = _MOST_KEPT * sizeof(Kept)
     if kept != NULL:
         munmap(kept, size_bytes)
-    # The heap keeps what is freed (`tune_malloc`), and would write zeros to all of it.
+    # The heap may keep what is freed, and would write zeros to all of it.
     kept = <Kept *> mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
     if <void *> kept == MAP_FAILED:
         kept = NULL
