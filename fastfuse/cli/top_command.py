@@ -24,6 +24,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from fastfuse.cli.messages import printing
 from fastfuse.cli.status_command import failures_in, grown, percent, plain, well_formed
 from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.filesystem.mounting.mountpoint import MountEntry, fastfuse_file_systems, is_mounted
@@ -204,10 +205,11 @@ def top(mountpoint: Path | None, *, every_s: float) -> int:
         if not (console.file.isatty() and console.is_interactive):
             while not watch.wait_for_news([], every_s):
                 pass
-            console.print(Screen(watch.look(), time.time(), is_live=False))
+            with printing():
+                console.print(Screen(watch.look(), time.time(), is_live=False))
         else:
             stack.enter_context(_single_keys())
-            with Live(console=console, screen=True, auto_refresh=False) as live:
+            with printing(), Live(console=console, screen=True, auto_refresh=False) as live:
                 _show(watch, live)
     return 0
 
