@@ -7,10 +7,9 @@ from posixpath import splitext
 _LOOKS_PER_FILE = 4
 # No pass begins over more than this many times the files that can be held: too few would be found.
 _WORTH_TIMES_HELD = 8
-# So many files of a pass that are read again, and this part of those begun in it, are of the next epoch. See
-# MEASUREMENTS.md.
-_LEAST_REPEATED_FILES = 16
-_REPEATED_DIVISOR = 32
+# The page cache may still have the first files of an epoch, which are not counted then. A file that is read again when
+# all but this part were read is therefore in the next epoch.
+_UNCOUNTED_DIVISOR = 16
 # Where nobody has said that every file is read, so many files of a set have to be begun far behind its last one, and
 # this part of it: whoever reads a tenth at random causes nothing. See MEASUREMENTS.md.
 _LEAST_SCATTERED_FILES = 16
@@ -32,9 +31,8 @@ class ShuffledEpoch:
     begun, once readers have begun some of it at random. They may stop, so no more bytes are fetched and not found than
     were begun.
 
-    A pass ends once files are read that were read in it before: the readers are in their next epoch. The pool holds
-    `max_held_files` at most, and gives them up for everything else. If fewer than half of those fetched in a pass were
-    found, not every file is read or no memory is spare: there is no other pass.
+    The pool holds `max_held_files` at most, and gives them up for everything else. If fewer than half of those fetched
+    in a pass were found, not every file is read or no memory is spare: there is no other pass.
     """
 
     def __init__(self, row_count: int, max_held_files: int, *, is_expected: bool) -> None:
@@ -46,9 +44,9 @@ class ShuffledEpoch:
     def _begin_pass(self) -> None:
         # The next row to look at, and how many may be looked at now.
         self._row = self._looks = 0
-        # The rows that were begun in this pass, how many, and how often one was read again that was not here.
+        # The rows that were begun in this pass, and the number of files begun that tells when it is over.
         self._begun_rows = bytearray(self._row_count)
-        self._begun_files = self._repeated_files = 0
+        self._begun_files = 0
         self._fetched = self._found = 0
         # The first and the last row of the set, and how many of it were begun far behind its last one.
         last_row = self._row_count - 1
@@ -73,12 +71,10 @@ class ShuffledEpoch:
         if not self._row_count:
             return False
         is_read = is_found or is_missed
-        # A file begun again that was here, and so neither found nor missed, is no sign of another epoch.
-        self._repeated_files += is_read and self._begun_rows[row]
-        most_repeated_files = max(_LEAST_REPEATED_FILES, self._begun_files // _REPEATED_DIVISOR)
-        if self._repeated_files > most_repeated_files and self._end_pass():
+        if is_read and self._is_over(row) and self._end_pass():
             return True
-        self._begun_files += not self._begun_rows[row]
+        # A file begun again that was here, and so neither found nor missed, is no sign of another epoch.
+        self._begun_files += is_read or not self._begun_rows[row]
         self._begun_rows[row] = True
         self._found += is_found
         if is_read and file is not None:
@@ -121,6 +117,11 @@ class ShuffledEpoch:
         self._scattered_files += row < self._last_row - rows // _NEAR_DIVISOR
         least_files = max(_LEAST_SCATTERED_FILES, rows // _SCATTERED_DIVISOR)
         return self._is_expected or self._scattered_files >= least_files
+
+    def _is_over(self, row: int) -> bool:
+        """Return whether the reader of `row` is in another epoch."""
+        uncounted = self._row_count // _UNCOUNTED_DIVISOR if self._begun_rows[row] else 0
+        return self._begun_files + uncounted >= self._row_count
 
     def _end_pass(self) -> bool:
         """Begin another pass: the page cache has not kept what was read in this one. Return whether there is none."""
