@@ -262,12 +262,13 @@ class RunLengths:
 
     def likely_bytes(self, run_bytes: int) -> int:
         """Return the length of the shortest run that was longer than `run_bytes`, 0 if unknown."""
-        lengths = self._ended if self._knows_ends else self._jumped
+        lengths = self._ended if self.knows_ends else self._jumped
         longer = [length for length in lengths if length > run_bytes]
         return min(longer) if len(lengths) >= _RUNS and len(longer) >= _LONGER_RUNS else 0
 
     @property
-    def _knows_ends(self) -> bool:
+    def knows_ends(self) -> bool:
+        """True if several readers have taken turns, so that their runs are told by what has ended."""
         return len(self._ended) >= _RUNS
 
     def jumped(self, run_bytes: int) -> None:
@@ -284,7 +285,7 @@ class RunLengths:
     def are_exceeded_by(self, run: Cursor) -> bool:
         """Return whether `run` is longer than random runs are, or will most likely be much longer."""
         run_bytes = run.run_bytes
-        if run.is_interleaved and self._knows_ends:
+        if run.is_interleaved and self.knows_ends:
             return run_bytes > _LONGER * max(self._ended)
         if run_bytes > _LONGER * self._jumped_bytes:
             return True

@@ -33,7 +33,7 @@ _FIRST_SAMPLES = 4
 # The usual time is the median of so many.
 _LATEST = 15
 
-# A reader has so many times as much ahead as it took at most.
+# A reader has this many times as much ahead as it took at most during one GET.
 _MARGIN = 2
 # The rate of all bytes is believed within a few GETs: an outage is soon over.
 _DELIVERY_WEIGHT = 1 / 4

@@ -372,7 +372,7 @@ class Window:
             return start, min(start + more_bytes, self._size), most_bytes
         before = self._before
         if before is not None and start == cursor.begin:
-            if before.reads == 1 and end - start > KERNEL_PAGE_BYTES:
+            if before.reads == 1 and end - start > KERNEL_PAGE_BYTES and not self._lengths.knows_ends:
                 return start, end, most_bytes  # the kernel faults a map in one request for all that it has not
             usual_bytes = self._lengths.usual_bytes
             usual = (end - usual_bytes, end) if before.descents else (start, start + usual_bytes)

@@ -338,6 +338,7 @@ def test_threads_that_read_chunks_at_random_are_no_longer_taken_for_sequential_r
         (4, range(1, 9), 4.3, 1.15),
         (8, range(2, 13), 6.2, 1.07),
         (16, range(2, 13), 6.2, 1.05),
+        (8, [2], 1.1, 1.01),
         (8, [16], 1.2, 1.12),
         (1, [8], 1.1, 1.01),
         (8, [1, 1, 1, 8], 1.5, 1.15),  # whoever asks for little gets no more
