@@ -33,8 +33,11 @@ _FIRST_SAMPLES = 4
 # The usual time is the median of so many.
 _LATEST = 15
 
-# A reader has this many times as much ahead as it took at most during one GET.
-_MARGIN = 2
+# The reader's own margin: a quarter more than it took at most. After a wait for bytes it is twice that, and then less
+# with every part, by half in half a GiB.
+_MARGIN = 1.25
+_WAITED_MARGIN = 2.0
+_MARGIN_WEIGHT = 1 / 64
 # The rate of all bytes is believed within a few GETs: an outage is soon over.
 _DELIVERY_WEIGHT = 1 / 4
 # More than any window.
@@ -240,7 +243,7 @@ class ReaderPace:
     """One sequential reader. `limit_bytes` is the window that keeps it fed, None while that is not known."""
 
     __slots__ = (
-        *("_peak_bytes", "_service", "_trail", "_waits", "expected_bytes", "limit_bytes", "position"),
+        *("_margin", "_peak_bytes", "_service", "_trail", "_waits", "expected_bytes", "limit_bytes", "position"),
         *("ramp_bytes", "read_at"),
     )
 
@@ -249,6 +252,7 @@ class ReaderPace:
         # When on its own clock the reader was where, for as long as one GET takes.
         self._trail: deque[tuple[float, int]] = deque()
         self._peak_bytes = 0.0
+        self._margin = _WAITED_MARGIN
         self._waits = Waits()
         self.limit_bytes: int | None = None
         # What the limit will be if the reader goes on as it has begun.
@@ -266,7 +270,8 @@ class ReaderPace:
     def successor(self) -> "ReaderPace":
         """Return the same reader at another place of the file."""
         other = ReaderPace(self._service, self.ramp_bytes)
-        other._peak_bytes, other.limit_bytes = self._peak_bytes, self.limit_bytes
+        other._peak_bytes, other._margin = self._peak_bytes, self._margin
+        other.limit_bytes = self.limit_bytes
         return other
 
     def joined_another(self) -> None:
@@ -276,11 +281,12 @@ class ReaderPace:
     def came_to_end(self, most_bytes: int) -> None:
         """Note that the file was read to its end. If a GET takes longer, its reader needs what it would have taken."""
         if self.limit_bytes is None and self.expected_bytes:
-            self._service.needed(min(_MARGIN * self.expected_bytes, most_bytes), or_more=True)
+            self._service.needed(min(int(_MARGIN * self.expected_bytes), most_bytes), or_more=True)
 
     def waits(self, now_s: float) -> None:
         """Note that a read of this reader waits for its bytes."""
         self._waits.waits(now_s)
+        self._margin = _WAITED_MARGIN
 
     def goes_on(self, now_s: float) -> None:
         """Note that a read that waited does so no more."""
@@ -296,10 +302,11 @@ class ReaderPace:
         trail.append((clock_s, position))
         while len(trail) > 2 and trail[1][0] <= clock_s - get_s:
             trail.popleft()
+        self._margin += _MARGIN_WEIGHT * (_MARGIN - self._margin)
         span_s = clock_s - trail[0][0]
         if span_s < get_s or not span_s:
             taken = position - trail[0][1]
-            self._service.needed(part_bytes + _MARGIN * taken, or_more=True)
+            self._service.needed(part_bytes + int(self._margin * taken), or_more=True)
             if span_s:
                 # What is taken in next to no time may be any number, infinity included.
                 self.expected_bytes = part_bytes + int(min(taken * get_s / span_s, _ENDLESS_BYTES))
@@ -307,7 +314,7 @@ class ReaderPace:
         # In steps of parts: what was taken since the first step within the time, or else at the rate of the last.
         most = max(position - trail[1][1], (position - trail[0][1]) * get_s / span_s)
         self._peak_bytes += (most - self._peak_bytes) * (1 if most > self._peak_bytes else _WEIGHT)
-        self.limit_bytes = part_bytes + int(_MARGIN * self._peak_bytes)
+        self.limit_bytes = part_bytes + int(self._margin * self._peak_bytes)
         self._service.needed(self.limit_bytes)
 
 
