@@ -442,7 +442,7 @@ def test_a_jump_back_of_a_slow_reader_gives_it_no_larger_window() -> None:
         cursor = pool.read(step * MIB, (step + 1) * MIB)
         pool.window.came(cursor, step * 0.01)
     pool.read_through(1020 * MIB + 100 * KIB, 1030 * MIB, 128 * KIB)
-    assert pool.bytes_ahead <= 40 * MIB
+    assert pool.bytes_ahead <= 32 * MIB
 
 
 def test_a_look_at_the_footer_ends_no_run(pool: EndlessPool) -> None:
