@@ -6,6 +6,7 @@ The first two can be had of a process that does not answer.
 import os
 import select
 import signal
+import time
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -16,8 +17,10 @@ import trio
 
 # Makes the worker write the stacks of its threads (`faulthandler`), unless it cannot run.
 DUMP_SIGNAL = signal.SIGUSR2
-# Milliseconds are enough, but on a busy machine the writer is paused in the middle.
 _DUMP_WITHIN_S = 0.7
+_LOOK_EVERY_S = 0.02
+# The file is whole if it does not grow for so long: on a busy machine the writer is paused in the middle.
+_QUIET_LOOKS = 5
 _MOST_LINES = 100
 _MOST_BYTES = 64 << 10
 # They fit into the buffer of a socket.
@@ -51,7 +54,13 @@ def hang_report(pid: int, dump_fd: int) -> list[str]:
     os.lseek(dump_fd, 0, os.SEEK_SET)  # the process shares this offset
     with suppress(ProcessLookupError):
         os.kill(pid, DUMP_SIGNAL)
-    select.select([], [], [], _DUMP_WITHIN_S)
+    until_s = time.monotonic() + _DUMP_WITHIN_S
+    size_bytes, quiet_looks = 0, 0
+    while quiet_looks < _QUIET_LOOKS and time.monotonic() < until_s:
+        select.select([], [], [], _LOOK_EVERY_S)
+        now_bytes = os.fstat(dump_fd).st_size
+        quiet_looks = quiet_looks + 1 if now_bytes and now_bytes == size_bytes else 0
+        size_bytes = now_bytes
     dump = os.pread(dump_fd, _MOST_BYTES, 0).decode("utf-8", "replace")
     return [*lines, *_told_once(_dumped(dump))][:_MOST_LINES]
 
