@@ -205,7 +205,7 @@ async def test_what_the_kernel_asks_for_again_after_a_late_read_fails_at_once_un
     # Another file's read says nothing of this one's, until the kernel has asked again.
     assert await reads.read(mounted.archived, 0, 5) == b"x" * 5
     assert await errno_of(reads.read(mounted.file, 4, 1)) == errno.EIO
-    now_s += 0.5
+    now_s += 0.75
     assert await reads.read(mounted.archived, 0, 5) == b"x" * 5
     assert await reads.read(mounted.file, 4, 1) == b"x"
 
