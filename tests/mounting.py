@@ -105,7 +105,12 @@ class Mount:
 
     def wait(self) -> int:
         """The exit code of the supervisor, once it has one."""
-        return self.process.wait(_PATIENCE_S)
+        try:
+            return self.process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired as error:
+            pids = self.process.pid, *self.children()
+            waits = {pid: Path(f"/proc/{pid}/wchan").read_text() for pid in pids}
+            raise AssertionError(f"it goes on, with processes in {waits}: {self.log}") from error
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
