@@ -287,6 +287,22 @@ def test_a_dead_mount_of_ours_is_cleared_l4(place: Path, through_link: bool) -> 
         assert find_mount(place) is None
 
 
+def test_a_dead_mount_is_not_taken_for_an_earlier_one_that_had_its_id_and_device(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, earlier = Place(place), Place(place.with_name("earlier"))
+    with fuse_mount(place) as connection:
+        entry = find_mount(place)
+        assert entry is not None
+        ours.mounted(entry)
+        with monkeypatch.context() as patch:
+            patch.setattr(mount_places, "bdi_number", lambda _device: 1)
+            earlier.mounted(entry)
+        connection.close()
+        assert ours.is_mounted(entry.device, is_connected=False)
+        assert not earlier.is_mounted(entry.device, is_connected=False)
+
+
 @pytest.mark.fuse
 @pytest.mark.parametrize(
     ("options", "is_dead", "message", "hint"),

@@ -463,7 +463,7 @@ def test_a_live_mount_is_not_taken_for_one_without_a_connection_that_had_its_num
     disconnected = os.open("/dev/fuse", os.O_RDWR)
     try:
         earlier = Session(Place(mount.path), entry.device, disconnected)
-        earlier.place.mount_id = entry.id
+        earlier.place.mounted(entry)
         assert not earlier.is_connected
         assert not earlier.is_mounted()
         assert not earlier.can_go_on

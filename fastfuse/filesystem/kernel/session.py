@@ -106,7 +106,8 @@ class Session:
         try:
             if ready is None:
                 entry = new_mount(place.mountpoint)
-                device, place.mount_id = entry.device, entry.id
+                device = entry.device
+                place.mounted(entry)
             # pyfuse3 does not expose the descriptor of its own mount.
             fd = ready.fd if ready is not None else (_fuse_fds() - fds_before).pop()
             _shake_hands(operations, fd, ready.readahead_bytes if ready is not None else None)

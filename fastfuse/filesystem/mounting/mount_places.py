@@ -17,7 +17,9 @@ from fastfuse.errors import MountError
 from fastfuse.filesystem.mounting.fuse_helper import MAX_PACKET_BYTES, PROTOCOL
 from fastfuse.filesystem.mounting.mount_settings import MountSettings
 from fastfuse.filesystem.mounting.mountpoint import (
+    MountEntry,
     abort,
+    bdi_number,
     find_mount,
     is_dead,
     place_of,
@@ -60,7 +62,8 @@ class Place:
     def __init__(self, mountpoint: Path, created: Sequence[Path] = ()) -> None:
         """Take a directory; `created` was made for it, the innermost directory first."""
         self.mountpoint = mountpoint
-        self.mount_id = 0  # once libfuse has mounted
+        # The numbers of what was mounted here, 0 before: see `MountEntry` and `bdi_number`.
+        self._mount_id = self._bdi_number = 0
         self._created = [*created]
 
     def abandon(self) -> None:
@@ -75,6 +78,10 @@ class Place:
         # had made the directory for a mount that failed, may have removed it.
         prepare_mountpoint(self.mountpoint, create_parents=True, created=self._created)
         return None
+
+    def mounted(self, entry: MountEntry) -> None:
+        """Note what was mounted here, by which `is_mounted` knows it."""
+        self._mount_id, self._bdi_number = entry.id, bdi_number(entry.device)
 
     @contextmanager
     def target(self) -> Iterator[str]:
@@ -115,9 +122,9 @@ class Place:
 
         If somebody has moved it, its new place becomes this one.
         """
-        path = place_of(self.mount_id, device)
-        # A later mount may have our numbers. If our connection has ended, the mount there is ours only if it is dead.
-        if path is None or not (is_connected or is_dead(path)):
+        path = place_of(self._mount_id, device)
+        # A later mount may have id and device of ours. If our connection has ended, ours is dead.
+        if path is None or bdi_number(device) != self._bdi_number or not (is_connected or is_dead(path)):
             return False
         if path != self.mountpoint:
             _log.warning("the mount was moved from %s to %s", self.mountpoint, path)
