@@ -302,7 +302,7 @@ def _told(entry: MountEntry, sample: int, *, is_next: bool = False) -> Iterator[
             yield {"replaced": True}
         rest = b""
         while len(rest) <= MOST_LINE_BYTES and (received := _received(told)):
-            # What is left of a line when the worker is killed is not shown.
+            # A line that a killed worker has begun is not shown.
             *lines, rest = (rest + received).split(b"\n")
             yield from map(json.loads, lines)
 

@@ -54,7 +54,7 @@ class ShuffledEpoch:
         self._scattered_files = 0
         # The suffixes of files that were begun.
         self._suffixes = set[bytes]()
-        # So many bytes may be fetched now.
+        # This many bytes may be fetched now.
         self._spare_bytes: float = inf if self._is_expected else 0
 
     @property

@@ -102,12 +102,8 @@ class Stream:
         Return False if others need what they take.
         """
         while start < end:
-            part = self.file.at(start)
-            if part is None:
-                part = self._start_ahead(start, end)
-            elif not self._pool.renew(part):
-                return False
-            if part is None:
+            part = self.file.at(start) or self._start_ahead(start, end)
+            if part is None or not self._pool.renew(part):
                 return False
             start = part.end
         return True
