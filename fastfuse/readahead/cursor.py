@@ -290,7 +290,7 @@ class RunLengths:
         if run_bytes > _LONGER * self._jumped_bytes:
             return True
         reached = [length for length in self._jumped if length >= run_bytes]
-        if not reached or len(self._jumped) < _RUNS or self.usual_bytes:
+        if len(self._jumped) < _RUNS or self.usual_bytes:
             return False
         return sum(reached) > _WENT_ON * run_bytes * len(reached)
 

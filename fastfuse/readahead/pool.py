@@ -132,12 +132,13 @@ class PartPool:
 
     def renew(self, part: Part) -> bool:
         """Note that all of `part` will be read: no other one takes its place. Return False if it has no room ahead."""
-        if part.shelf is self._spent or part.shelf is self._left:
+        if part.shelf is self._spent:
             if not self.has_room_ahead(part.file, part.size_bytes):
                 return False
-            part.shelf.remove(part)
-            part.is_left, part.unread_bytes = False, part.size_bytes
+            self._spent.remove(part)
+            part.unread_bytes = part.size_bytes
             self._fresh.put(part)
+        self.rank(part, is_left=False)
         return True
 
     def demand(self, file: FileParts, start: int, end: int) -> Part:

@@ -290,8 +290,8 @@ class Stream:
             if part is None:
                 return None
             part.is_left = is_left
-        elif part.is_left and not is_left:
-            self._pool.rank(part, is_left=False)
+        elif not is_left and not self._pool.renew(part):
+            return None
         return part.end
 
     def _has_room_for_rest(self) -> bool:

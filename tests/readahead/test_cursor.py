@@ -47,10 +47,10 @@ def pieces_at(begins: list[int], piece_bytes: int = 64 * KIB, first: Cursor | No
     return cursor
 
 
-def wanted(cursor: Cursor, pieces: int) -> list[tuple[int, int]]:
+def wanted(cursor: Cursor, pieces: int, most_pieces: int = 64) -> list[tuple[int, int]]:
     assert cursor.stride is not None
     found: list[tuple[int, int]] = []
-    while (piece := cursor.stride.next_piece(64, 8 * MIB)) is not None and len(found) < pieces:
+    while (piece := cursor.stride.next_piece(most_pieces, 8 * MIB)) is not None and len(found) < pieces:
         cursor.stride.commanded(piece[1])
         found.append(piece)
     return found
@@ -68,6 +68,10 @@ def test_where_distances_vary_more_is_wanted_of_each_piece_and_no_piece_that_may
     for _ in range(12):
         cursor = pieces_at([cursor.begin + 10 * MIB], first=cursor)
     assert wanted(cursor, 64)[-1] == (cursor.begin + 150 * MIB, cursor.begin + 150 * MIB + 64 * KIB)
+    # There are no more than may be on their way.
+    assert [start for start, _ in wanted(stride(20), 64, most_pieces=4)] == [
+        (201 + 10 * piece) * MIB for piece in range(4)
+    ]
 
 
 def test_a_look_at_the_beginning_says_nothing_of_how_long_pieces_are() -> None:

@@ -129,6 +129,14 @@ async def test_rows_fetch_little_more_than_themselves(
     assert (await read_pieces(size_bytes, pieces, memory_bytes)).fetched_bytes <= most_bytes
 
 
+async def test_what_is_held_of_a_file_that_is_read_again_is_kept_until_its_reader_comes_there(
+    autojump_clock: MockClock,
+) -> None:
+    once = [(offset, MIB) for offset in range(0, 66 * MIB, MIB)]
+    # 64 MiB of what was read are held.
+    assert (await read_pieces(66 * MIB, once * 2)).fetched_bytes <= (66 + 4) * MIB
+
+
 @pytest.mark.parametrize("around_bytes", [128 * KIB, 4 * MIB])
 @pytest.mark.parametrize("memory_bytes", [144 * MIB, 912 * MIB])
 async def test_a_checkpoint_read_in_the_order_of_its_keys_is_fetched_once(

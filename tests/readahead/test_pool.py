@@ -163,9 +163,10 @@ def test_files_of_orders_that_are_forgotten_are_found_if_opened_and_give_way_oth
     check_books(pool)
 
 
-def test_so_many_files_that_will_be_opened_are_held_and_no_more_however_small(pool: Pool) -> None:
+@pytest.mark.parametrize("is_guess", [False, True])
+def test_so_many_files_that_will_be_opened_are_held_and_no_more_however_small(pool: Pool, is_guess: bool) -> None:
     for inode in range(10, 3000):
-        part = pool.try_expect(inode, listed(f"tiny-{inode}", 1), 1)
+        part = pool.try_expect(inode, listed(f"tiny-{inode}", 1), 1, is_guess=is_guess)
         if part is not None:
             pool.land(part, bytes(1))
     assert expected_bytes(pool) == pool.expected.max_parts == LIMIT // (64 * KIB)
