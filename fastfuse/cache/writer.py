@@ -293,7 +293,7 @@ class Writer:
                     extent = Extent(at, at + count, room.segment.id, place, digests, one.seed)
                     written.append((one.object_id, extent))
                     at, data = at + count, data[count:]
-                room.filled_bytes = filled[room.segment.id] = min(place + max(0, count), room.segment.size_bytes)
+                room.filled_bytes = filled[room.segment.id] = place + count
         if self._open is not None:
             self._open.filling.flush()
             self._open.filled_bytes = aligned(self._open.filled_bytes)

@@ -123,10 +123,10 @@ class TableBuilder:
 
     def _add_keys(self, keys: Sequence[bytes]) -> None:
         packed = _SEPARATOR.join(keys)
-        if packed.count(_SEPARATOR) >= max(len(keys), 1):
+        if packed.count(_SEPARATOR) >= len(keys):
             for row, key in enumerate(keys, len(self)):  # a key contains the separator; a page of one key needs none
                 self._add_page(row, [key], key)
-        elif keys:
+        else:
             self._add_page(len(self), keys, packed)
 
     def _add_page(self, first_row: int, keys: Sequence[bytes], packed: bytes) -> None:

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from fastfuse.index.inodes.columns import Kind, are_made
+from fastfuse.index.inodes.columns import Kind
 from fastfuse.index.inodes.table import InodeTable
 
 _Rows = npt.NDArray[np.int64]
@@ -137,10 +137,9 @@ class _Numbering:
         before, after = (
             columns["etags"][rows].view("int64").reshape(-1, 2) for columns, rows in ((old, old_rows), (new, new_rows))
         )
-        # The place of an ETag that is no MD5, or of a made file's bytes, says nothing about the bytes.
-        other, made = kinds == _OTHER_ETAG, are_made(kinds)
+        # The place of an ETag that is no MD5 says nothing about the bytes. A table has one made file, at the place 0.
+        other = kinds == _OTHER_ETAG
         before[other] = after[other] = 0
-        before[made, 0] = after[made, 0] = 0
         same &= np.all(before == after, axis=1)
         other &= same
         etags = zip(self._old.other_etags(old_rows[other]), self._new.other_etags(new_rows[other]), strict=True)
@@ -163,9 +162,6 @@ class _Children:
 
     def __init__(self, table: InodeTable, directory: int) -> None:
         self.first, self._count = table.span(directory)
-        if not self._count:
-            self.ends, self.blob = np.zeros(1, "int64"), b""
-            return
         ends = table.columns["name_ends"][self.first - 1 : self.first + self._count].astype("int64")
         self.blob = table.columns["names"][int(ends[0]) : int(ends[-1])].tobytes()
         self.ends = ends - ends[0]

@@ -262,7 +262,7 @@ class Frontier:
         """Cut up to `capacity` new spans off those that have most left, and return them."""
         begun: list[Span] = []
         while capacity > len(begun):
-            candidates = [span for span in self.active if span.pages and span.pages_left >= self._piece_pages()]
+            candidates = [span for span in self.active if span.pages_left >= self._piece_pages()]
             if not candidates:
                 break
             span = max(candidates, key=lambda candidate: candidate.pages_left)
@@ -339,4 +339,4 @@ class Frontier:
         """Return the indexes of the marks strictly inside `span`."""
         low = bisect_right(self._marks, span.after)
         high = len(self._marks) if span.until is None else bisect_left(self._marks, span.until)
-        return range(low, max(low, high))
+        return range(low, high)

@@ -122,4 +122,4 @@ class _Report:
         self._neighbours.update(key[: key.find(b"/", begun) + 1] or key for key in rows.keys)
 
     def _tell(self) -> None:
-        self._progress(ListingProgress(len(self._below), share=self._files_done / max(len(self._manifest.files), 1)))
+        self._progress(ListingProgress(len(self._below), share=self._files_done / len(self._manifest.files)))
