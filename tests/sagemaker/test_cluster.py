@@ -141,6 +141,7 @@ def test_hosts_are_in_the_order_of_their_names_not_of_their_numbers() -> None:
     cluster = find_cluster(JOB, environ)
     assert (cluster.hosts, cluster.network_interface) == (("a", "b"), "ib0")
     assert (cluster.current_instance_type, cluster.instance_groups[0].hosts) == ("local", cluster.hosts)
+    assert find_cluster(JOB, {"SM_NETWORK_INTERFACE_NAME": ""}).network_interface == "eth0"
 
 
 @pytest.mark.parametrize(("host", "group"), [(1, "data"), (2, "data"), (3, "train"), (10, "train"), (11, "train")])

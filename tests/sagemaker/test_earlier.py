@@ -81,7 +81,7 @@ def test_files_that_no_run_left_are_not_moved(paths: JobPaths) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"name": "../../etc"}', '{"name": ""}', '{"name": 1.5}', "\x00", "[" * 5000]
+    "text", ["", "[]", "{}", '{"name": "../../etc"}', '{"name": ""}', '{"name": 1.5}', "\x00", "[" * 5000]
 )
 def test_a_name_that_is_none_leads_nowhere_else(paths: JobPaths, text: str) -> None:
     (paths.base / ".fastfuse-run").write_text(text)
@@ -106,6 +106,13 @@ def test_links_are_moved_and_not_followed(paths: JobPaths, tmp_path_factory: pyt
     assert put_aside(paths, "job-2", keeps=False) == paths.base / "runs" / "job-1"
     assert os.readlink(paths.base / "runs/job-1/input/data/train") == str(elsewhere)
     assert files(elsewhere) == {"mine"}
+
+
+def test_a_file_in_the_place_of_a_directory_is_moved(paths: JobPaths) -> None:
+    put_aside(paths, "job-1", keeps=False)
+    fill(paths.base, "model")
+    assert put_aside(paths, "job-2", keeps=False) == paths.base / "runs" / "job-1"
+    assert files(paths.base) == {"runs/job-1/model"}
 
 
 def test_nothing_is_written_behind_links_in_the_base(paths: JobPaths, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -174,6 +174,10 @@ def test_a_local_path_elsewhere_is_made_or_refused_with_what_to_do(tmp_path: Pat
     with pytest.raises(ConfigurationError, match=r"/file/x', which cannot be made or written to") as caught:
         written(tmp_path / "base", with_checkpoints(tmp_path / "file/x"))
     assert "LocalPath" in caught.value.hint
+    # One below the base is made by the process that fills it, which follows no link there.
+    (tmp_path / "base/link").symlink_to(tmp_path)
+    written(tmp_path / "base", with_checkpoints(Path("/opt/ml/link/saved")))
+    assert not (tmp_path / "saved").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes root, to be another user")

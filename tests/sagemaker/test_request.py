@@ -164,6 +164,7 @@ REFUSED = [
     Refused(GROUPED, (*S3, "InstanceGroupNames"), [*GROUP_NAMES, "6"], "has more than the 5 items"),
     Refused(GROUPED, (*S3, "InstanceGroupNames"), ["other"], "'other' is no group of ResourceConfig", below=(0,)),
     Refused(BASE, (*S3, "InstanceGroupNames"), ["other"], "'other' is no group of ResourceConfig", below=(0,)),
+    Refused(BASE, ("OutputDataConfig", "S3OutputPath"), "https://b/x", "'https://b/x' is not an S3 URI"),
     Refused(BASE, ("ResourceConfig", "InstanceCount"), -1, "is out of the range"),
     Refused(BASE, ("ResourceConfig", "InstancesCount"), 1, "is not a field of the API"),
     Refused(GROUPED, GROUPS_AT, [GROUPS[0]] * 2, f"{'0' * 64!r} is the name of", below=(1, "InstanceGroupName")),

@@ -57,7 +57,7 @@ def test_hosts_share_what_a_manifest_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("prefix", "name", "error", "message"),
     [
-        ("s3://bucket/", "a", ConfigurationError, "is not the full path of a file of this host"),
+        ("s3://DATA/", "a", ConfigurationError, "is not the full path of a file of this host"),
         ("file://data/", "a", ConfigurationError, "is not the full path of a file of this host"),
         ("file://DATA/", "../m", ConfigurationError, "is not the full path of a file of this host"),
         ("file://DATA/", "\ud800", ConfigurationError, "is not the full path of a file of this host"),
