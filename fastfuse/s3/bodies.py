@@ -13,7 +13,7 @@ from fastfuse.errors import BadReplyError, ServiceError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.checks import UNPACKED_HINT, check_body
 from fastfuse.s3.connection import Connection
-from fastfuse.s3.failures import Failure, Kind, failure_of_reply
+from fastfuse.s3.failures import Failure, Kind, NoReplyError, failure_of_reply
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead, first_words
 
 # A thousand keys of 1,024 bytes, each byte encoded as three, with 400 bytes about each, are 3.5 MB.
@@ -60,10 +60,19 @@ async def read_range(connection: Connection, head: ReplyHead, ref: ObjectRef, st
 
 
 async def read_document(connection: Connection, head: ReplyHead) -> bytes:
-    """Return the error document of a refusal, unzipped; empty where it cannot be read, as the status suffices."""
+    """Return the error document of a refusal, unzipped; less of it, or nothing, where it is cut off.
+
+    Raises:
+        NoReplyError: it is cut off, and the status alone does not say what is wrong.
+    """
+    document, is_whole = b"", False
     with suppress(BadReplyHeadError, OSError):
-        return _unzipped(head, await connection.read_all(_MAX_ERROR_BYTES), _MAX_ERROR_BYTES)
-    return b""
+        document = await connection.read_all(_MAX_ERROR_BYTES)
+        is_whole = head.body_bytes is None or len(document) >= min(head.body_bytes, _MAX_ERROR_BYTES)
+    document = _unzipped(head, document, _MAX_ERROR_BYTES)
+    if not is_whole and failure_of_reply(head.status, _word_in(b"Code", document)).kind is Kind.OTHER:
+        raise NoReplyError(f"the connection was cut off in a refusal ({head.status})")
+    return document
 
 
 def _unzipped(head: ReplyHead, document: bytes, most_bytes: int) -> bytes:

@@ -41,7 +41,7 @@ from fastfuse.s3.tls import CertificateError, TlsError
 
 
 class NoReplyError(ConnectionResetError):
-    """A new connection ended before any byte of a reply."""
+    """A new connection ended before any byte of a reply, or in a refusal before its reason."""
 
 
 class Kind(Enum):

@@ -83,7 +83,8 @@ class FailedAttempts:
     def __init__(self, budget: RetryBudget, *, began_s: float, deadline_s: float) -> None:
         """The request has from `began_s` to `deadline_s`, and shares its `budget` with the others of its client."""
         self._budget = budget
-        last_s = min(LAST_ATTEMPT_S, LAST_ATTEMPT_SHARE * (deadline_s - began_s))
+        # The deadline of a scope that is cancelled already is infinitely long ago.
+        last_s = max(0.0, min(LAST_ATTEMPT_S, LAST_ATTEMPT_SHARE * (deadline_s - began_s)))
         self._latest_s = deadline_s - last_s
         # Another attempt ends before the deadline does, so that the failure of the one before can be told.
         self.ends_s = deadline_s - last_s / 10

@@ -246,14 +246,16 @@ class Routes:
     ) -> tuple[Connection, ReplyHead]:
         """Send `request` and return the connection, which the caller owns now, and the head of the reply.
 
-        The server may close an idle connection at this very moment; then another one carries the request. A stall
-        closes the others, too: a firewall that drops one idle connection silently has dropped them all.
+        The server may close an idle connection at this very moment; then another one carries the request, in what is
+        left of the time. A stall closes the others, too: a firewall that drops one idle connection silently has dropped
+        them all.
 
         Raises:
             NotConnectedError: there is no connection.
             trio.WouldBlock: there is no idle one, and `may_connect` is false.
             BadReplyHeadError, OSError: as `Connection.ask`.
         """
+        ends_s = trio.current_time() + patience.most_s
         while route.idle:
             connection = route.idle.pop()
             if not connection.is_fresh():
@@ -266,6 +268,8 @@ class Routes:
                 raise
             if head is not None:
                 return connection, head
+            # A proxy whose service hangs may have taken long to close it, and does the same with the others.
+            patience = patience._replace(most_s=ends_s - trio.current_time())
         if not may_connect:
             raise trio.WouldBlock
         try:

@@ -538,6 +538,12 @@ _REDIRECTS = [
 
 # --- refusals; `tests/test_fault_matrix.py` has each kind
 
+
+def _cut_refusal(reply: Reply) -> bytes | Reply:
+    """Cut off what tells that the request may be made again, which the status does not."""
+    return _cut(_after_head)(_refusal("400 Bad Request", _document("RequestTimeout"))(reply))
+
+
 _REFUSALS = [
     _code("400 Bad Request", "", EIO, EACCES, EIO),
     _code("403 Forbidden", "NeverHeardOf", EACCES),
@@ -545,6 +551,8 @@ _REFUSALS = [
     _code("404 Not Found", "", ESTALE),
     _code("429 Too Many Requests", "", EIO),
     Row("once 500", _once(_refuse("500 Internal Server Error", _document("InternalError"))), RIGHT),
+    Row("once a refusal cut off", _once(_ended(_cut_refusal)), RIGHT, NOT_ASKED),
+    Row("once a refusal reset", _once(_then(_reply(_cut_refusal), _reset)), RIGHT, NOT_ASKED),
     Row("once an expired token", _once(_refuse("400 Bad Request", _document("ExpiredToken"))), RIGHT),
     Row("once an expired signature", _once(_refuse("403 No", _document("RequestTimeTooSkewed"))), RIGHT, NOT_ASKED),
 ]

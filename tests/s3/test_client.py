@@ -373,6 +373,30 @@ async def test_a_read_has_one_deadline(monkeypatch: pytest.MonkeyPatch, mock_clo
         assert (round(trio.current_time(), 6), server.hostile_replies) == (1.0, 1)
 
 
+async def test_idle_connections_that_end_late_share_the_deadline_of_a_read(
+    mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A proxy whose service hangs closes each just before it would have stalled."""
+
+    async def reset_late(peer: hostile.Peer, _: hostile.Request) -> None:
+        mock_clock.jump(0.3)
+        peer.reset()
+
+    async with (
+        hostile.serving() as server,
+        aclosing(client_of(replace(IN_A_REGION, endpoint_url=server.url, deadline_s=1))) as reader,
+    ):
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):
+                nursery.start_soon(reader.get, hostile.REF, 0, 10)
+        server.misbehave(reset_late, accept=None, context="good")
+        with pytest.raises(UnavailableError, match="timed out"):
+            await reader.get(hostile.REF, 0, 10)
+        # The third ends at 0.9 s. The end of the fourth may be noticed before the deadline; then the fifth is asked.
+        assert server.hostile_replies in (4, 5)
+    assert "trying again" not in caplog.text
+
+
 async def test_a_read_whose_end_comes_late_tells_why_its_attempts_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may wake it after the time that is left to tell of the last failure."""
     monkeypatch.setattr("fastfuse.s3.retry_policy.LAST_ATTEMPT_SHARE", 0.0)
