@@ -346,9 +346,10 @@ class _Directory:
         except OSError as error:
             raise unreadable(path, error) from error
         with file:
+            # First: whoever begins to write after either look makes it another version than this one.
+            version = _version(os.fstat(file.fileno()))
             if not is_last and self.synced.are_checkpoints and _is_being_written(file.fileno()):
                 return
-            version = _version(os.fstat(file.fileno()))
             made = writer.beside(key)
             made.metadata = {_WRITTEN: str(version[2])}
             if await self._is_older(made, version, found.path):

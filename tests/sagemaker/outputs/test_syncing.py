@@ -230,6 +230,28 @@ def test_a_file_that_is_open_for_writing_waits_until_it_is_closed(here: Synced) 
         sync.wait_for(whole=b"2", open=b"half and half")
 
 
+def test_a_file_that_changes_between_two_looks_at_it_waits_until_it_is_complete(
+    here: Synced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script begins to write just when nobody was found to write."""
+    is_being_written, begun = module._is_being_written, []
+
+    def begin_to_write(fd: int) -> bool:
+        if is_being_written(fd):
+            return True
+        if not begun:
+            begun.append((here.path / "state").open("wb", buffering=0))
+            begun[0].write(b"half")
+        return False
+
+    monkeypatch.setattr(module, "_is_being_written", begin_to_write)
+    here.write("state", b"first")
+    with here.syncing() as sync:
+        wait_until(lambda: (here.path / "state").read_bytes() == b"half", str)
+        here.write("other", b"1")
+        sync.wait_for(other=b"1")
+
+
 def test_a_checkpoint_that_is_never_complete_is_told_once(
     here: Synced, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
