@@ -10,6 +10,7 @@ Logs are never complete: all that a log has is sent again when it has grown, the
 import fcntl
 import logging
 import os
+import signal
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from contextlib import AsyncExitStack, suppress
@@ -77,7 +78,10 @@ def sync_directories(
     Raises:
         FastfuseError: a place cannot be written to, or checkpoints cannot be brought back.
     """
+    # What the check begins is aborted, whenever the order to stop comes.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     awake.run(check_places, checked, session)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     directories = [_Directory(one, paths, session, tell, began_ns=began_ns, is_alone=is_alone) for one in synced]
     for directory in directories:
         if directory.synced.are_checkpoints:
@@ -346,9 +350,10 @@ class _Directory:
         except OSError as error:
             raise unreadable(path, error) from error
         with file:
+            # First: whoever begins to write after either look makes it another version than this one.
+            version = _version(os.fstat(file.fileno()))
             if not is_last and self.synced.are_checkpoints and _is_being_written(file.fileno()):
                 return
-            version = _version(os.fstat(file.fileno()))
             made = writer.beside(key)
             made.metadata = {_WRITTEN: str(version[2])}
             if await self._is_older(made, version, found.path):

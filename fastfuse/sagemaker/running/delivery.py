@@ -256,12 +256,13 @@ class Delivery:
             _log.error("%s", failure)
 
     def give_up(self) -> None:
-        """End what was begun for a job that did not start."""
-        self._again_at_s = math.inf
+        """End what was begun for a job that did not start; an upload that is under way is aborted."""
+        self._again_at_s, kill_at_s = math.inf, time.monotonic() + _END_S
         for process in self._processes:
-            process.kill()
             while not process.is_over:
-                self._take_signal(_LOOK_EVERY_S)
+                process.stop()  # the second time, without sending the rest
+                if self._take_signal(_LOOK_EVERY_S) or time.monotonic() >= kill_at_s:
+                    process.kill()
 
     def _send(self, kms_key_id: str, *outgoing: Outgoing, patience_s: float = 0.0) -> list[FastfuseError]:
         base = self._settings.paths.base

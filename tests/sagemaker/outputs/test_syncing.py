@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import pytest
 import trio
@@ -20,7 +20,7 @@ import trio.testing
 
 from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
 from fastfuse.errors import AccessError, OutputError, RefusedError, SourceError
-from fastfuse.filesystem.processes.children import wait_child
+from fastfuse.filesystem.processes.children import STOP_ORDER, ended_children, wait_child
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
@@ -228,6 +228,29 @@ def test_a_file_that_is_open_for_writing_waits_until_it_is_closed(here: Synced) 
                 sync.wait_for(whole=b"%d" % number)
             file.write(b" and half")
         sync.wait_for(whole=b"2", open=b"half and half")
+
+
+def test_a_file_that_changes_between_two_looks_at_it_waits_until_it_is_complete(
+    here: Synced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script begins to write just when nobody was found to write."""
+    is_being_written = module._is_being_written
+    begun: list[IO[bytes]] = []
+
+    def begin_to_write(fd: int) -> bool:
+        if is_being_written(fd):
+            return True
+        if not begun:
+            begun.append((here.path / "state").open("wb", buffering=0))
+            begun[0].write(b"half")
+        return False
+
+    monkeypatch.setattr(module, "_is_being_written", begin_to_write)
+    here.write("state", b"first")
+    with here.syncing() as sync:
+        wait_until(lambda: (here.path / "state").read_bytes() == b"half", str)
+        here.write("other", b"1")
+        sync.wait_for(other=b"1")
 
 
 def test_a_checkpoint_that_is_never_complete_is_told_once(
@@ -722,7 +745,7 @@ def test_a_process_of_a_job_that_did_not_start_is_ended_and_not_replaced(
 
     class Sending(SimpleNamespace):
         def __init__(self, *_: object) -> None:
-            super().__init__(is_over=False, failure=None, is_ready=True, listen=lambda _: None, kill=self._die)
+            super().__init__(is_over=False, failure=None, is_ready=True, listen=lambda _: None, stop=self._die)
             made.append(self)
 
         def _die(self) -> None:
@@ -740,6 +763,40 @@ def test_a_process_of_a_job_that_did_not_start_is_ended_and_not_replaced(
     delivered.listen()
     assert len(made) == 1
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize("is_check", [True, False])
+def test_no_upload_stays_of_a_job_that_did_not_start(
+    here: Synced, monkeypatch: pytest.MonkeyPatch, *, is_check: bool
+) -> None:
+    """It is told to stop while it checks that it can write, or while it sends what was kept."""
+    request, begun = ObjectWriter._request, here.path.parent / "begun"
+
+    async def wait_to_be_stopped(writer: ObjectWriter, operation: str, **arguments: Any) -> Any:  # noqa: ANN401
+        if operation == "upload_part" and writer.key.endswith("/fastfuse") == is_check:
+            begun.touch()
+            while STOP_ORDER not in signal.sigpending():  # never, unless it is blocked
+                await trio.lowlevel.checkpoint()
+        return await request(writer, operation, **arguments)
+
+    def take_signal(_: float) -> bool:
+        for pid, exit_code in ended_children():
+            delivered.ended(pid, exit_code)
+        return False
+
+    monkeypatch.setattr(ObjectWriter, "_request", wait_to_be_stopped)
+    here.write("kept", bytes(17 << 20))
+    settings, phases = settings_of_a_job(here.path.parent), Phases(is_json=False)
+    settings.connection, settings.command = replace(here.server.config, force_path_style=True), ("train",)
+    place = S3Uri(BUCKET, here.prefix)
+    settings.job.synced = (replace(settings.job.synced[0], local_path=str(here.path), place=place),)
+    phases.enter(Phase.DOWNLOADING, "")
+    delivered = delivery.Delivery(settings, phases, take_signal)
+    delivered.begin()
+    wait_until(begun.exists)
+    delivered.give_up()
+    left = here.server.client.list_multipart_uploads(Bucket=BUCKET, Prefix=here.prefix)
+    assert left.get("Uploads", []) == []
 
 
 def test_a_process_that_a_hanging_disk_holds_does_not_keep_the_run_from_its_end(
