@@ -336,6 +336,28 @@ def test_a_signal_whose_handler_raises_ends_a_mount_that_is_being_made(
     assert not (tmp_path / "data").exists()
 
 
+def test_a_mount_that_is_being_made_ends_with_a_killed_program_that_ignores_sigterm(
+    options: dict[str, Any], server: LoopbackServer, tmp_path: Path
+) -> None:
+    """The daemon inherits the ignored signal, by which the kernel tells it that the program is gone."""
+    place = str(tmp_path / "data")
+    script = (
+        "import signal, fastfuse\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"fastfuse.mount('s3://bucket/train/', {place!r}, **{ {**options, 'log_file': str(options['log_file'])}!r})\n"
+    )
+    stalled = server.faults.add(FaultRule(action=Stall(0), operation="ListObjectsV2"))
+    before = server.statistics().requests.get("ListObjectsV2", 0)
+    try:
+        with subprocess.Popen([sys.executable, "-c", script]) as program:
+            server.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) > before)
+            program.kill()
+        wait_until(lambda: not [*processes_naming(place)], lambda: "the daemon goes on")
+    finally:
+        server.faults.remove(stalled)
+    assert not Path(place).exists()
+
+
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(0)", "os.execvp('cat', ['cat'])"])
 def test_a_mount_ends_with_what_the_program_has_become_however_that_ends(options: dict[str, Any], end: str) -> None:
     script = (

@@ -170,6 +170,7 @@ def _end_with_program(fd: int) -> None:
 
     The writers are the program and what it forked or became (exec); whatever ends them closes the pipe.
     """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # inherited from a program that ignores it, it would be lost
     fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGTERM)
     fcntl.fcntl(fd, fcntl.F_SETFL, os.O_ASYNC)

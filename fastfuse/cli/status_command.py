@@ -95,13 +95,15 @@ def stats(mountpoint: Path, *, every_s: float, count: int | None) -> int:
     """
     entry = entry_of(mountpoint)
     with well_formed(mountpoint):
-        before_s, before = time.monotonic(), ask_status(entry)["counters"]
+        before_s, before = time.monotonic(), ask_status(entry)
         for number in range(count or sys.maxsize):
             if number % _HEAD_EVERY == 0:
                 say("  ".join(("time    ", *_HEADINGS)))
             time.sleep(max(0.0, before_s + every_s - time.monotonic()))
-            now_s, now = time.monotonic(), ask_status(entry)["counters"]
-            say(_row(before, now, now_s - before_s))
+            now_s, now = time.monotonic(), ask_status(entry)
+            if now["pid"] != before["pid"]:  # a later mount may have the device, by which mounts are asked
+                raise MountError(f"the mount at {mountpoint} has ended", hint="'fastfuse status' shows which are there")
+            say(_row(before["counters"], now["counters"], now_s - before_s))
             before_s, before = now_s, now
     return 0
 

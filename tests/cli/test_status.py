@@ -298,6 +298,15 @@ def test_stats_print_a_line_an_interval_that_fits_on_a_terminal_until_ctrl_c(idl
         assert "Traceback" not in screen.output
 
 
+def test_stats_end_with_their_mount_although_another_one_gets_its_device(
+    idle: Mount, answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter((answer, answer | {"pid": answer["pid"] + 1}))
+    monkeypatch.setattr(status_command, "ask_status", lambda _: next(answers))
+    with pytest.raises(MountError, match="has ended"):
+        status_command.stats(idle.path, every_s=0.01, count=1)
+
+
 def test_status_and_summary_are_the_same_plain_lines_on_every_terminal(mount: Mount) -> None:
     def without_figures(text: str) -> list[str]:
         return re.sub(r"[\d.,]+( [KM]i)?", "N", text).splitlines()
