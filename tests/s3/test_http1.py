@@ -145,10 +145,22 @@ def decoded(raw: bytes, piece_bytes: int) -> Outcome:
         (b"1;" + b"x" * (CHUNK_LINE_BYTES - 1) + b"\r\na\r\n0\r\n\r\n", None),
         (b"0\r\n" + b"name: value 34\r\n" * (TRAILER_BYTES // 16 - 1) + b"\r\n", (b"", True, 0)),
         (b"0\r\n" + b"name: value 34\r\n" * (TRAILER_BYTES // 16 + 1) + b"\r\n", None),
+        # A long body leaves the trailers no more room.
+        (
+            b"5000\r\n" + b"a" * 0x5000 + b"\r\n0\r\n" + b"name: value 34\r\n" * (TRAILER_BYTES // 16 + 1) + b"\r\n",
+            None,
+        ),
         # A server whose chunks have one byte each would make much work, and objects, of few bytes.
         (b"1\r\na\r\n" * 5_000, None),
     ],
-    ids=["longest line", "too long a line", "most trailers", "too many trailers", "tiny chunks"],
+    ids=[
+        "longest line",
+        "too long a line",
+        "most trailers",
+        "too many trailers",
+        "trailers of a long body",
+        "tiny chunks",
+    ],
 )
 def test_the_framing_of_chunks_has_a_longest_length(raw: bytes, outcome: Outcome, piece_bytes: int) -> None:
     assert decoded(raw, piece_bytes) == outcome
