@@ -5,7 +5,6 @@ https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html
 
 import hashlib
 import hmac
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -70,8 +69,7 @@ class Signer:
         if credentials is None:
             return self._unsigned, "", "", b""
         frame = self._frame_of(credentials, int(at_s))
-        signing_key = self._signing_key_for(credentials, time.strftime("%Y%m%d", time.gmtime(int(at_s))))
-        return frame.lines, f"\n{frame.canonical_rest}", frame.before_hash, signing_key
+        return frame.lines, f"\n{frame.canonical_rest}", frame.before_hash, self._signing_key
 
     def _frame_of(self, credentials: Credentials, at_s: int) -> _Frame:
         frame = self._frame

@@ -57,7 +57,12 @@ STATUS_LINES = (
     *(b"HTTP/2.0 200 OK", b"HTTP/1.2 200 OK", b"ICY 200 OK", *(b"HTTP/1.1 " + status for status in STATUSES)),
 )
 LENGTHS = (b"", b"5, 5", b"1_0", "\u0663".encode(), b"-1", b"+5", b"0x10", b"many", b"9" * 1000)
-TWICE = (b'ETag: "e"', b"Last-Modified: a", b"Content-Range: bytes 0-1/2", b"Content-Length: 10")
+CHECKSUMS = (b"CRC32", b"CRC32C", b"CRC64NVME", b"SHA1", b"SHA256", b"Type")
+DECISIVE = (
+    *(b"ETag", b"Last-Modified", b"Content-Encoding", b"Location", *(b"X-Amz-Checksum-" + name for name in CHECKSUMS)),
+    *(b"X-Amz-Bucket-Region", b"X-Amz-Mp-Parts-Count", b"X-Amz-Storage-Class"),
+)
+TWICE = (b"Content-Range: bytes 0-1/2", b"Content-Length: 10", *(name + b": a" for name in DECISIVE))
 HEADERS = (
     *(b"X: a\r\n b", b"X", b": a", b"X : a", b"X\t: a", b"X: a\0b", b"X: \x1b[2J", b"X: a\nY: b", b"X: a\rY: b"),
     *(b"Content-Length: 1", b"Transfer-Encoding: chunked", b"X: y\r\n" * 256 + b"X: y"),
@@ -140,10 +145,22 @@ def decoded(raw: bytes, piece_bytes: int) -> Outcome:
         (b"1;" + b"x" * (CHUNK_LINE_BYTES - 1) + b"\r\na\r\n0\r\n\r\n", None),
         (b"0\r\n" + b"name: value 34\r\n" * (TRAILER_BYTES // 16 - 1) + b"\r\n", (b"", True, 0)),
         (b"0\r\n" + b"name: value 34\r\n" * (TRAILER_BYTES // 16 + 1) + b"\r\n", None),
+        # A long body leaves the trailers no more room.
+        (
+            b"5000\r\n" + b"a" * 0x5000 + b"\r\n0\r\n" + b"name: value 34\r\n" * (TRAILER_BYTES // 16 + 1) + b"\r\n",
+            None,
+        ),
         # A server whose chunks have one byte each would make much work, and objects, of few bytes.
         (b"1\r\na\r\n" * 5_000, None),
     ],
-    ids=["longest line", "too long a line", "most trailers", "too many trailers", "tiny chunks"],
+    ids=[
+        "longest line",
+        "too long a line",
+        "most trailers",
+        "too many trailers",
+        "trailers of a long body",
+        "tiny chunks",
+    ],
 )
 def test_the_framing_of_chunks_has_a_longest_length(raw: bytes, outcome: Outcome, piece_bytes: int) -> None:
     assert decoded(raw, piece_bytes) == outcome
