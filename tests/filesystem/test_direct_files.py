@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import repeat
+from math import inf
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import create_autospec
@@ -123,6 +125,30 @@ async def test_a_part_is_got_below_the_prefix_and_nothing_else_is(
     for bucket, key, etag in others:
         assert await place.get(ObjectRef(bucket, key, 1 << 20, etag)) is None
     assert len(threads.begun) == 1
+
+
+@pytest.mark.parametrize(("since_s", "is_counted"), [(0.1, False), (16.0, True)])
+async def test_what_a_get_that_drips_took_counts_towards_the_deadline_of_its_read(
+    threads: Threads, place: Place, nursery: trio.Nursery, *, since_s: float, is_counted: bool
+) -> None:
+    """Semantics D5: the client has what is left."""
+    answered, is_asked = list[float](), trio.Event()
+
+    async def answer(_request: object, *, came_s: float = inf) -> None:
+        await trio.lowlevel.checkpoint()
+        answered.append(came_s)
+        is_asked.set()
+
+    files: Any = place.files
+    files._reads.answer, files._engine.began = answer, lambda _: None
+    files._client.session = SimpleNamespace(config=ConnectionConfig(deadline_s=60))
+    threads.module.returned.return_value = [(1, 2, 0, 8, 3, -5, 0, since_s)]
+    before_s = perf_counter()
+    nursery.start_soon(place.files._hear, nursery)
+    os.eventfd_write(threads.fd, 1)
+    await is_asked.wait()
+    assert answered[0] <= perf_counter() - since_s if is_counted else answered == [inf]
+    assert answered[0] >= before_s - since_s
 
 
 async def test_threads_are_armed_again_after_trouble_while_the_resolver_fails(

@@ -526,19 +526,21 @@ def served():
 def returned():
     """Return the reads that Python has to answer.
 
-    Each is ``(number, inode, offset, size, process, status of the service's reply or 0, segment of the tier or 0)``; the
-    status is STALLED if the disk of the tier does not answer, MAY_BE_KEPT if others may have kept the file meanwhile, and
-    another negative number if nobody answered for another reason.
+    Each is ``(number, inode, offset, size, process, status of the service's reply or 0, segment of the tier or 0, seconds
+    since it began)``; the status is STALLED if the disk of the tier does not answer, MAY_BE_KEPT if others may have kept
+    the file meanwhile, and another negative number if nobody answered for another reason.
     """
     cdef int at
     cdef Record *one
+    cdef int64_t now_ns = direct_now_ns()
     told = []
     for at in range(take_records(gone_wrong, &wrong_count)):
         one = &told_records[at]
         marks[one.inode] &= ~_BY_THREAD
         if one.segment and kept_at(one.inode) != NULL:
             kept_at(one.inode).inode = 0
-        told.append((one.unique, one.inode, one.offset, one.asked_bytes, one.pid, one.status, one.segment))
+        told.append((one.unique, one.inode, one.offset, one.asked_bytes, one.pid, one.status, one.segment,
+                     (now_ns - one.began_ns) * 1e-9))
     return told
 
 

@@ -15,7 +15,9 @@ import socket
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from time import monotonic, time
+from functools import partial
+from math import inf
+from time import monotonic, perf_counter, time
 from typing import NamedTuple
 
 import trio
@@ -45,7 +47,8 @@ _MOST_PART_FAILURES = 3
 _ARMED_FOR_S = 60.0
 _RENEW_EVERY_S = 20.0
 # A GET that brings nothing for so long is made again by the client, whose deadline begins then, and so is a read of the
-# tier. So at most this share of the deadline is lost; S3 takes 0.2 s for all but a few.
+# tier. So at most this share of the deadline is lost; S3 takes 0.2 s for all but a few. After one that drips, which may
+# take `DIRECT_MOST_SILENCES` times as long, the client has what is left of the deadline.
 _PATIENCE_S = 2.0
 _PATIENCE_DIVISOR = 20
 
@@ -172,7 +175,7 @@ class DirectFiles:
             os.eventfd_read(self._returned)
             self.tell()
             self._end_parts()
-            for number, inode, offset, size_bytes, process, status, segment in direct_reads.returned():
+            for number, inode, offset, size_bytes, process, status, segment, since_s in direct_reads.returned():
                 if status == direct_reads.STALLED and self._tier is not None:
                     self._tier.note_hang(segment, _patience_s(self._client))
                 elif status >= 0 and not segment:
@@ -184,7 +187,9 @@ class DirectFiles:
                 if not (is_other and self._begin_again(request, is_lost=is_lost)):
                     if not offset:
                         self._engine.began(process)
-                    nursery.start_soon(self._reads.answer, request)
+                    is_late = since_s > 2 * _patience_s(self._client)
+                    came_s = perf_counter() - since_s if is_late else inf
+                    nursery.start_soon(partial(self._reads.answer, request, came_s=came_s))
 
     def _begin_again(self, request: Request, *, is_lost: bool) -> bool:
         try:

@@ -184,11 +184,14 @@ class Reads:
         else:
             replies.answer(number, data)
 
-    async def answer(self, request: Request, *, is_refused: bool = False) -> None:
-        """Answer a request, which `direct_reads` counts as waiting unless it `is_refused`: it came in a drain."""
+    async def answer(self, request: Request, *, is_refused: bool = False, came_s: float = inf) -> None:
+        """Answer a request, which `direct_reads` counts as waiting unless it `is_refused`: it came in a drain.
+
+        One that a thread had in hand came at `came_s`.
+        """
         number, inode, offset, size_bytes, process = request
         self.under_way[number] = inode, process, perf_counter()
-        came_s = max(self.came_s.get(number, inf), self.in_hand.resumed_s)
+        came_s = max(self.came_s.get(number, came_s), self.in_hand.resumed_s)
         try:
             if number in self.in_hand.suspects and not is_refused:
                 await self._begin_suspect(number, self._ends_s(came_s))
@@ -216,7 +219,7 @@ class Reads:
     ) -> Buffer:
         """Return what is answered, or raise `FUSEError`: at once if it `is_refused`, because the mount stops.
 
-        A read that came at `came_s`, to an earlier worker, has what is left of its deadline.
+        A read that came at `came_s`, to an earlier worker or to a thread, has what is left of its deadline.
         Linux 5.10 asks for the end of a file, too. That is not refused, or a reader that has all would not know it.
         """
         if is_refused:
@@ -248,7 +251,7 @@ class Reads:
         return buffer
 
     def _ends_s(self, came_s: float) -> float:
-        """Return on trio's clock when a read is over that came at `came_s`, to an earlier worker."""
+        """Return on trio's clock when a read is over that came at `came_s`; infinity if that is now."""
         return inf if came_s == inf else trio.current_time() + came_s + self._read_deadline_s - perf_counter()
 
     def count(self, size_bytes: int, took_s: float) -> None:
