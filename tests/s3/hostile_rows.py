@@ -539,9 +539,11 @@ _REDIRECTS = [
 # --- refusals; `tests/test_fault_matrix.py` has each kind
 
 
-def _cut_refusal(reply: Reply) -> bytes | Reply:
+def _cut_refusal(reply: Reply) -> Reply | bytes:
     """Cut off what tells that the request may be made again, which the status does not."""
-    return _cut(_after_head)(_refusal("400 Bad Request", _document("RequestTimeout"))(reply))
+    document = _document("RequestTimeout")
+    refusal = Reply(b"HTTP/1.1 400 Bad Request", (), b"", reply.has_body).with_body(document)
+    return _cut(_after_head)(refusal)
 
 
 _REFUSALS = [
