@@ -2,7 +2,13 @@ import errno
 import socket
 
 import pytest
-from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError, ProfileNotFound
+from botocore.exceptions import (
+    ClientError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    ParamValidationError,
+    ProfileNotFound,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +31,7 @@ from fastfuse.s3.failures import (
     failure_of_reply,
     object_error,
     read_error,
+    resolution_error,
     safe_cause,
     start_error,
 )
@@ -207,6 +214,11 @@ def test_a_foreign_exception_is_told_by_its_type_and_never_by_its_text(error: Ex
     failure = failure_of_exception(error)
     assert failure.kind is kind
     assert "X-Amz" not in failure.detail
+
+
+def test_a_wrong_parameter_is_told_without_its_value() -> None:
+    error = ParamValidationError(report="Invalid type for parameter ExternalId, value: the-secret, type: <class 'int'>")
+    assert "the-secret" not in str(resolution_error(error))
 
 
 def test_the_reason_of_a_failed_connection_is_found_behind_its_wrappers() -> None:
