@@ -126,8 +126,10 @@ class UnavailableError(ReadError):
 class DeadlineError(ReadError):
     """The read's deadline passed: a reader blocked in the kernel must always get an answer."""
 
+    # A request of it may have failed, and be tried again still.
     TOO_SLOW_HINT = (
-        "No request failed: the bytes came too slowly. A smaller --part-size or a longer --read-deadline-s may help."
+        "If the log tells of no request that failed, the bytes came too slowly: a smaller --part-size or a longer "
+        "--read-deadline-s may help."
     )
 
     @classmethod

@@ -162,13 +162,15 @@ def failure_of_network(error: OSError, *, is_connected: bool, is_read: bool = Fa
     return Failure(kind=kind, detail=detail, is_foreign=isinstance(error, ConnectionResetError))
 
 
-def failure_of_exception(error: Exception) -> Failure:
-    """Classify what botocore raises."""
+def failure_of_exception(error: Exception, *, is_read: bool = False) -> Failure:
+    """Classify what botocore raises; a handshake that fails means the same as in `failure_of_network`."""
     if isinstance(error, ClientError):
         return _failure_of_client_error(error)
+    tls = next((cause for cause in _causes(error) if isinstance(cause, ssl.SSLError)), None)
+    may_pass = isinstance(tls, ssl.SSLEOFError) or (is_read and not isinstance(tls, ssl.SSLCertVerificationError))
     for kind, types in _KIND_OF_TYPE:
         if isinstance(error, types):
-            return Failure(kind=kind, detail=_reason(error))
+            return Failure(kind=Kind.UNREACHABLE if kind is Kind.TLS and may_pass else kind, detail=_reason(error))
     return Failure(kind=Kind.OTHER, detail=type(error).__name__)
 
 

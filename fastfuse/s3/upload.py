@@ -378,7 +378,7 @@ class ObjectWriter:
                 retry_if_passing(error)
             raise
         except (BotoCoreError, ClientError) as error:
-            failure = failure_of_exception(error)
+            failure = failure_of_exception(error, is_read=self._outlives_outages)
             headers = error.response["ResponseMetadata"]["HTTPHeaders"] if isinstance(error, ClientError) else {}
             date, is_head = headers.get("date", ""), operation == "head_object"
             is_mended, _ = await self._session.mend(failure.kind, date, credentials, is_head=is_head)

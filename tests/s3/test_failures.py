@@ -1,5 +1,6 @@
 import errno
 import socket
+import ssl
 
 import pytest
 from botocore.exceptions import (
@@ -8,6 +9,7 @@ from botocore.exceptions import (
     NoCredentialsError,
     ParamValidationError,
     ProfileNotFound,
+    SSLError,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -227,6 +229,23 @@ def test_the_reason_of_a_failed_connection_is_found_behind_its_wrappers() -> Non
     wrapper.__cause__ = group
     failure = failure_of_exception(EndpointConnectionError(endpoint_url="http://a", error=wrapper))
     assert failure.detail == "Connection refused"
+
+
+@pytest.mark.parametrize(
+    ("cause", "of_a_command", "of_a_read"),
+    [
+        (ssl.SSLEOFError(8, "EOF"), Kind.UNREACHABLE, Kind.UNREACHABLE),
+        (ssl.SSLError(1, "an alert"), Kind.TLS, Kind.UNREACHABLE),
+        (ssl.SSLCertVerificationError(1, "another name"), Kind.TLS, Kind.TLS),
+    ],
+)
+def test_a_handshake_of_an_upload_that_fails_may_be_made_again(
+    cause: ssl.SSLError, of_a_command: Kind, of_a_read: Kind
+) -> None:
+    vars(cause).update(reason="words", verify_message="words")  # as OpenSSL's errors have them
+    error = SSLError(endpoint_url="https://a", error=cause)
+    assert failure_of_exception(error).kind is of_a_command
+    assert failure_of_exception(error, is_read=True).kind is of_a_read
 
 
 def test_a_cause_that_quotes_the_reply_is_kept_out_of_tracebacks() -> None:

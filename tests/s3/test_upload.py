@@ -15,7 +15,7 @@ import trio
 from aiobotocore.awsrequest import AioAWSResponse
 from aiobotocore.httpxsession import HttpxSession
 from botocore.awsrequest import AWSPreparedRequest
-from botocore.exceptions import EndpointConnectionError, HTTPClientError
+from botocore.exceptions import EndpointConnectionError, HTTPClientError, SSLError
 from trio.testing import MockClock
 
 from bench.s3server import (
@@ -497,7 +497,12 @@ async def test_an_answer_without_an_etag_does_not_make_an_older_object_of_the_sa
 
 @pytest.mark.parametrize(
     ("trouble", "refusal"),
-    [("outage", "cannot be reached"), ("expired", "have expired"), ("no credentials", "gives no AWS credentials")],
+    [
+        ("outage", "cannot be reached"),
+        ("handshake", "No secure connection"),
+        ("expired", "have expired"),
+        ("no credentials", "gives no AWS credentials"),
+    ],
 )
 @pytest.mark.parametrize("outlives_outages", [False, True])
 async def test_a_writer_outlives_an_outage_and_waits_for_credentials_if_it_is_to(
@@ -508,10 +513,11 @@ async def test_a_writer_outlives_an_outage_and_waits_for_credentials_if_it_is_to
     # More than a command has attempts.
     times = 3 * attempts(Kind.UNREACHABLE, is_read=False)
     failures, send = iter(range(times)), HttpxSession.send
+    unreachable = SSLError if trouble == "handshake" else EndpointConnectionError
 
     async def send_later(session: HttpxSession, request: AWSPreparedRequest) -> object:
         if next(failures, None) is not None:
-            raise EndpointConnectionError(endpoint_url=request.url)
+            raise unreachable(endpoint_url=request.url, error="")
         return await send(session, request)
 
     async def resolve() -> Credentials:
@@ -522,7 +528,7 @@ async def test_a_writer_outlives_an_outage_and_waits_for_credentials_if_it_is_to
     with LoopbackServer({"bucket": MemoryObjects({})}, ServerConfig(writes="unconditional")) as server:
         async with opened(server.endpoint_url) as client, AsyncExitStack() as exits:
             match trouble:
-                case "outage":
+                case "outage" | "handshake":
                     monkeypatch.setattr(HttpxSession, "send", send_later)
                 case "expired":
                     server.faults.add(FaultRule(action=EXPIRED_TOKEN, operation="PutObject", times=times))
