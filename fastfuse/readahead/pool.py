@@ -12,7 +12,7 @@ States of a part, all changed here:
 * landed: its bytes are there, and tasks that waited for it have not taken theirs yet. It is still reserved.
 * fresh: evictable, least recently read first, and only for a part that a reader waits for.
 * expected, guessed: of a file that is not begun yet. Evictable before the fresh ones (see `shelves`).
-* left, spent: evictable by readahead too (see `shelves`); fresh again if all of it will be read (`renew`).
+* left, spent: evictable by readahead too (see `shelves`); fresh again if a reader is about to come to them (`renew`).
 * failed, gone: out of the books and of the file's index. Tasks that waited for a failed part get its error.
 
 INVARIANT: what is reserved (in flight, landed), what is evictable, and what threads keep (`SmallFiles`), which is not,
@@ -130,13 +130,13 @@ class PartPool:
             source.remove(part)
             target.put(part)
 
-    def renew(self, part: Part) -> bool:
-        """Note that all of `part` will be read: no other one takes its place. Return False if it has no room ahead."""
+    def renew(self, part: Part, start: int) -> bool:
+        """Note that `part` will be read from `start` on: no other takes its place. Return False if it has no room."""
         if part.shelf is self._spent:
             if not self.has_room_ahead(part.file, part.size_bytes):
                 return False
             self._spent.remove(part)
-            part.unread_bytes = part.size_bytes
+            part.unread_bytes = part.end - start
             self._fresh.put(part)
         self.rank(part, is_left=False)
         return True

@@ -103,7 +103,7 @@ class Stream:
         """
         while start < end:
             part = self.file.at(start) or self._start_ahead(start, end)
-            if part is None or not self._pool.renew(part):
+            if part is None or not self._pool.renew(part, start):
                 return False
             start = part.end
         return True
@@ -290,7 +290,7 @@ class Stream:
             if part is None:
                 return None
             part.is_left = is_left
-        elif not is_left and not self._pool.renew(part):
+        elif not is_left and not self._pool.renew(part, start):
             return None
         return part.end
 

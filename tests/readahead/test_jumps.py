@@ -137,6 +137,17 @@ async def test_what_is_held_of_a_file_that_is_read_again_is_kept_until_its_reade
     assert (await read_pieces(66 * MIB, once * 2)).fetched_bytes <= (66 + 4) * MIB
 
 
+async def test_jumps_back_to_the_middle_of_what_was_read_leave_none_of_it_unread(autojump_clock: MockClock) -> None:
+    ref, unread_bytes = listed("again", 100 * MIB), set[int]()
+    async with simulated(SimulatedService(), ReadaheadConfig()) as engine:
+        for begin in (0, 21 * MIB, 27 * MIB, 35 * MIB):
+            for offset in range(begin, 48 * MIB, MIB):
+                await engine.read(1, ref, offset, MIB)
+            await trio.sleep(1)  # all of the window has come
+            unread_bytes.add(engine.memory()["unread"])
+    assert len(unread_bytes) == 1
+
+
 @pytest.mark.parametrize("around_bytes", [128 * KIB, 4 * MIB])
 @pytest.mark.parametrize("memory_bytes", [144 * MIB, 912 * MIB])
 async def test_a_checkpoint_read_in_the_order_of_its_keys_is_fetched_once(

@@ -483,7 +483,7 @@ class AnyUseOfThePool(RuleBasedStateMachine):
     @rule(data=st.data())
     def renew(self, data: st.DataObject) -> None:
         parts = [part for inode in range(4) for part in self.file(inode)]
-        if parts and self.pool.renew(part := data.draw(st.sampled_from(parts))):
+        if parts and self.pool.renew(part := data.draw(st.sampled_from(parts)), part.start):
             assert part.shelf is None or (part.unread_bytes and not part.is_left)
 
     @precondition(lambda self: self.held)
