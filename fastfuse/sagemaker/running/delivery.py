@@ -257,7 +257,8 @@ class Delivery:
 
     def give_up(self) -> None:
         """End what was begun for a job that did not start; an upload that is under way is aborted."""
-        self._again_at_s, kill_at_s = math.inf, time.monotonic() + _END_S
+        # A stop of the container waits for 10 s by default.
+        self._again_at_s, kill_at_s = math.inf, time.monotonic() + _END_S / 2
         for process in self._processes:
             while not process.is_over:
                 process.stop()  # the second time, without sending the rest
