@@ -103,12 +103,9 @@ class S3Client:
         try:
             data = await self._integrity.get(ref, start, end, began_s)
         except BaseException as error:
-            told = error
+            self._count("cancelled" if isinstance(error, trio.Cancelled) else outcome_of(error))
             if isinstance(error, FastfuseError) and not isinstance(error, ReadError):
-                told = as_read_error(error, ref)
-            self._count("cancelled" if isinstance(told, trio.Cancelled) else outcome_of(told))
-            if told is not error:
-                raise told from error
+                raise as_read_error(error, ref) from error
             raise
         self._count("ok", end - start, is_whole=end - start == ref.size_bytes)
         self._saw_end(trio.current_time() - began_s)

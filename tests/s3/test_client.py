@@ -32,13 +32,11 @@ from bench.s3server import (
     create_chain,
 )
 from fastfuse.errors import (
-    AccessError,
     BadReplyError,
     DeadlineError,
     MissingObjectError,
     ObjectArchivedError,
     ObjectChangedError,
-    ObjectDeniedError,
     ReadError,
     ServiceError,
     UnavailableError,
@@ -50,7 +48,6 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import Connection, Patience
-from fastfuse.s3.credentials import Credentials, CredentialSource
 from fastfuse.s3.routes import Route
 from tests.s3 import hostile
 from tests.s3.canned import Target, canned_server, chunks
@@ -277,19 +274,6 @@ async def test_a_read_that_is_cancelled_while_it_connects_is_counted_so(monkeypa
         await connecting.wait()
         nursery.cancel_scope.cancel()
     assert counters.get("fastfuse_fetch_requests", "cancelled") == 1
-
-
-async def test_a_read_without_credentials_is_counted_by_what_its_reader_is_told() -> None:
-    async def resolve() -> Credentials:
-        raise AccessError("No AWS credentials were found.")
-
-    counters = Counters()
-    session = S3Session(replace(IN_A_REGION, endpoint_url="http://127.0.0.1:1"))
-    session.credentials = CredentialSource(resolve)
-    async with aclosing(S3Client(session, counters=counters)) as reader:
-        with pytest.raises(ObjectDeniedError):
-            await reader.get(REF, 0, len(DATA))
-    assert counters.get("fastfuse_fetch_requests", "denied") == 1
 
 
 @pytest.mark.parametrize(
