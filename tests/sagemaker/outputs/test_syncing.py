@@ -785,6 +785,7 @@ def test_no_upload_stays_of_a_job_that_did_not_start(
         return False
 
     monkeypatch.setattr(ObjectWriter, "_request", wait_to_be_stopped)
+    monkeypatch.setattr(delivery, "sync_directories", partial(sync_directories, look_every_s=0.05))
     here.write("kept", bytes(17 << 20))
     settings, phases = settings_of_a_job(here.path.parent), Phases(is_json=False)
     settings.connection, settings.command = replace(here.server.config, force_path_style=True), ("train",)
