@@ -350,7 +350,7 @@ class _Directory:
         except OSError as error:
             raise unreadable(path, error) from error
         with file:
-            # First: whoever begins to write after either look makes it another version than this one.
+            # The version comes first: whoever begins to write after either look makes it another one.
             version = _version(os.fstat(file.fileno()))
             if not is_last and self.synced.are_checkpoints and _is_being_written(file.fileno()):
                 return
