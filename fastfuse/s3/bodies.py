@@ -70,7 +70,7 @@ async def read_document(connection: Connection, head: ReplyHead) -> bytes:
         document = await connection.read_all(_MAX_ERROR_BYTES)
         is_whole = head.body_bytes is None or len(document) >= min(head.body_bytes, _MAX_ERROR_BYTES)
     document = _unzipped(head, document, _MAX_ERROR_BYTES)
-    if not is_whole and failure_of_reply(head.status, _word_in(b"Code", document)).kind is Kind.OTHER:
+    if not is_whole and failure_of_refusal(head, document).kind is Kind.OTHER:
         raise NoReplyError(f"the connection was cut off in a refusal ({head.status})")
     return document
 
