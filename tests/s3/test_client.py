@@ -5,8 +5,8 @@ import re
 import socket
 import socketserver
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -322,17 +322,24 @@ async def test_a_read_goes_to_the_address_that_a_name_has_now_if_the_one_before_
         assert 1 <= refused <= most_refused
 
 
+@asynccontextmanager
+async def hostile_client(*, idle: int = 0, **connection: Any) -> AsyncIterator[tuple[hostile.Hostile, S3Client]]:  # noqa: ANN401
+    """Open a client, with so many idle connections, of a server that may misbehave from then on."""
+    async with (
+        hostile.serving() as server,
+        aclosing(client_of(replace(IN_A_REGION, endpoint_url=server.url, **connection))) as client,
+    ):
+        async with trio.open_nursery() as nursery:
+            for _ in range(idle):
+                nursery.start_soon(client.get, hostile.REF, 0, 10)
+        yield server, client
+
+
 @pytest.mark.parametrize("size_bytes", [1000, hostile.REF.size_bytes - 1])
 async def test_dropped_idle_connections_cost_a_read_one_stall(monkeypatch: pytest.MonkeyPatch, size_bytes: int) -> None:
     """Nothing comes over any of them, not even a reset."""
     monkeypatch.setattr("fastfuse.s3.client.stall_timeout_s", lambda _: 2.0)
-    async with (
-        hostile.serving() as server,
-        aclosing(client_of(replace(IN_A_REGION, endpoint_url=server.url))) as reader,
-    ):
-        async with trio.open_nursery() as nursery:
-            for _ in range(5):
-                nursery.start_soon(reader.get, hostile.REF, 0, 10)
+    async with hostile_client(idle=5) as (server, reader):
         dropped, asked = list(server.peers), 0
         assert len(dropped) == 5
 
@@ -358,13 +365,7 @@ async def test_a_read_has_one_deadline(monkeypatch: pytest.MonkeyPatch, mock_clo
     async def reset(peer: hostile.Peer, _: hostile.Request) -> None:
         peer.reset()
 
-    async with (
-        hostile.serving() as server,
-        aclosing(client_of(replace(IN_A_REGION, endpoint_url=server.url, deadline_s=1))) as reader,
-    ):
-        async with trio.open_nursery() as nursery:
-            for _ in range(2):
-                nursery.start_soon(reader.get, hostile.REF, 0, 10)
+    async with hostile_client(deadline_s=1, idle=2) as (server, reader):
         await server.peers[0].end()
         server.misbehave(reset, accept=None, context="good")
         monkeypatch.setattr("trio.open_tcp_stream", hang)
@@ -382,13 +383,7 @@ async def test_idle_connections_that_end_late_share_the_deadline_of_a_read(
         mock_clock.jump(0.3)
         peer.reset()
 
-    async with (
-        hostile.serving() as server,
-        aclosing(client_of(replace(IN_A_REGION, endpoint_url=server.url, deadline_s=1))) as reader,
-    ):
-        async with trio.open_nursery() as nursery:
-            for _ in range(6):
-                nursery.start_soon(reader.get, hostile.REF, 0, 10)
+    async with hostile_client(deadline_s=1, idle=6) as (server, reader):
         server.misbehave(reset_late, accept=None, context="good")
         with pytest.raises(UnavailableError, match="timed out"):
             await reader.get(hostile.REF, 0, 10)
@@ -404,20 +399,14 @@ async def test_a_read_whose_end_comes_late_tells_why_its_attempts_failed(monkeyp
     async def reset(peer: hostile.Peer, _: hostile.Request) -> None:
         peer.reset()
 
-    async with (
-        hostile.serving() as server,
-        aclosing(client_of(replace(IN_A_REGION, endpoint_url=server.url, deadline_s=1))) as reader,
-    ):
+    async with hostile_client(deadline_s=1) as (server, reader):
         server.misbehave(reset, accept=None, context="good")
         with pytest.raises(UnavailableError, match=r"without an answer|reset"):
             await reader.get(hostile.REF, 0, 10)
 
 
 async def test_connections_that_a_nat_has_forgotten_cost_a_read_seconds() -> None:
-    async with (
-        hostile.serving() as server,
-        aclosing(client_of(replace(IN_A_REGION, endpoint_url=server.url))) as reader,
-    ):
+    async with hostile_client() as (server, reader):
         await reader.get(hostile.REF, 0, 10)
         server.peers[0].vanish()
         with trio.fail_after(15):  # a stall takes 20 s
