@@ -78,7 +78,7 @@ def sync_directories(
     Raises:
         FastfuseError: a place cannot be written to, or checkpoints cannot be brought back.
     """
-    # What the check begins is aborted, whenever the order to stop comes.
+    # The order to stop waits until the check has aborted what it began.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     awake.run(check_places, checked, session)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
