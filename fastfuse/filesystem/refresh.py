@@ -128,8 +128,9 @@ class Refresher(Procedure):
         self._fork = fork
         self._take_table = take_table
         self._connection = connection
-        # Notices that the kernel did not get yet. The listing process adds those of its changes.
-        self._owed_fd = os.memfd_create("fastfuse-notices", os.MFD_CLOEXEC)
+        # Notices that the kernel did not get yet, and their bytes. The listing process adds those of its changes; what
+        # one has added that was killed then lies behind them.
+        self._owed_fd, self._owed_bytes = os.memfd_create("fastfuse-notices", os.MFD_CLOEXEC), 0
         # Clients of the running refresh and of the next one: the running one may have listed too early for them.
         self._waiting: list[socket.socket] = []
         self._waiting_for_next: list[socket.socket] = []
@@ -166,8 +167,12 @@ class Refresher(Procedure):
         self._end()
         for waiting in (self._waiting, self._waiting_for_next):
             _answer(waiting, error_message(MountError("the mount stops")))
-        os.ftruncate(self._owed_fd, 0)
+        self._owe_nothing()
         self._is_wanted = False
+
+    def _owe_nothing(self) -> None:
+        os.ftruncate(self._owed_fd, 0)
+        self._owed_bytes = 0
 
     def _run(self) -> Steps[None]:
         while True:
@@ -191,7 +196,7 @@ class Refresher(Procedure):
             else:  # the next refresh sends the notices
                 _log.error("%s was refreshed, but %s; %s", self._source, error, error.hint)
         else:
-            os.ftruncate(self._owed_fd, 0)
+            self._owe_nothing()
             self.failure = None
             outcome, answer = "ok", json.dumps({"fastfuse": PROTOCOL, **asdict(report)}).encode()
             _log.info("refreshed %s: %s", self._source, report)
@@ -206,7 +211,7 @@ class Refresher(Procedure):
         except BaseException:
             os.close(new_fd)
             raise
-        old_fd, self.table_fd = self.table_fd, new_fd
+        old_fd, self.table_fd, self._owed_bytes = self.table_fd, new_fd, answer["owed_bytes"]
         count_table(self._counters, new_fd, IndexReport(**answer["made"]))
         self._take_table(new_fd)
         return RefreshReport(**answer["report"]), old_fd
@@ -246,8 +251,9 @@ class Refresher(Procedure):
     def _send(self, connection_fd: int) -> None:
         """Write the notices to the kernel; call it in a process of its own."""
         become_nobody()
-        if size_bytes := os.fstat(self._owed_fd).st_size:
-            with mmap.mmap(self._owed_fd, size_bytes, prot=mmap.PROT_READ) as notices:  # one read returns 2 GiB at most
+        if self._owed_bytes:
+            # One read returns 2 GiB at most.
+            with mmap.mmap(self._owed_fd, self._owed_bytes, prot=mmap.PROT_READ) as notices:
                 send_notices(connection_fd, notices)
 
     def _make(self, old_fd: int, new_fd: int) -> dict[str, object]:
@@ -259,7 +265,8 @@ class Refresher(Procedure):
         table, changes = take_over(open_snapshot(old_fd).table, fresh.table)
         save_snapshot(replace(fresh, table=table), new_fd)
         fcntl.fcntl(new_fd, fcntl.F_ADD_SEALS, _SEALS)
-        write_all(self._owed_fd, pack_notices(changes), os.fstat(self._owed_fd).st_size)
+        notices = pack_notices(changes)
+        write_all(self._owed_fd, notices, self._owed_bytes)
         report = RefreshReport(
             added=changes.added,
             removed=changes.removed,
@@ -267,7 +274,8 @@ class Refresher(Procedure):
             files=made.files,
             elapsed_s=time.monotonic() - started_s,
         )
-        return {"made": asdict(made), "report": asdict(report)}
+        owed_bytes = self._owed_bytes + len(notices)
+        return {"made": asdict(made), "report": asdict(report), "owed_bytes": owed_bytes}
 
 
 def _answer(waiting: list[socket.socket], message: bytes) -> None:

@@ -197,7 +197,7 @@ class CommandProcess:
         self.pid = fork_child(lambda: _become(program, command, dict(environment), ignored, names))
         self._exit_code: int | None = None
         self._kill_at_s: float | None = None
-        self._is_killed = False
+        self._killed_s = math.inf
         # The leftovers that were told to end.
         self._told: set[int] = set()
 
@@ -243,16 +243,22 @@ class CommandProcess:
     @property
     def left_s(self) -> float | None:
         """The seconds until the command must be killed: None while it may run, infinite once it was killed."""
-        if self._is_killed:
+        if self._killed_s < math.inf:
             return math.inf
         return None if self._kill_at_s is None else max(0.0, self._kill_at_s - time.monotonic())
 
     def enforce(self) -> None:
-        """Kill the command and all that it started if its time is over."""
-        if not self.is_over and self.left_s == 0.0:
+        """Kill the command and all that it started if its time is over; wait no longer for one that does not die."""
+        if self.is_over:
+            return
+        now_s = time.monotonic()
+        if self.left_s == 0.0:
             _log.warning("the command did not end in time and is killed")
-            self._is_killed = True
+            self._killed_s = now_s
             self.kill()
+        elif now_s >= self._killed_s + DIES_WITHIN_S:
+            _log.error("the command was killed and does not end: a device or a disk that hangs may hold it")
+            self.ended(-signal.SIGKILL)
 
     def kill(self) -> None:
         if not self.is_over:

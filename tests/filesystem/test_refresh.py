@@ -15,7 +15,7 @@ from fastfuse.errors import FastfuseError, SourceError
 from fastfuse.filesystem.kernel.notices import OUT_HEADER, pack_notices
 from fastfuse.filesystem.processes.children import Fork, fork_child, is_over_within, memory_fd, wait_child
 from fastfuse.filesystem.refresh import Refresher
-from fastfuse.index.inodes.changes import Changes
+from fastfuse.index.inodes.changes import Changes, take_over
 from fastfuse.index.make import IndexReport
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import save_snapshot
@@ -207,31 +207,50 @@ def test_a_process_that_has_told_the_kernel_holds_its_connection_no_longer(child
     here.close()
 
 
-def test_all_notices_are_kept_and_sent_however_little_one_call_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linux reads and writes 2 GiB at most in one call."""
+@pytest.mark.parametrize("is_killed", [False, True], ids=["whole", "behind those of a lister that was killed"])
+def test_all_notices_are_kept_and_sent_however_little_one_call_takes(
+    monkeypatch: pytest.MonkeyPatch, *, is_killed: bool
+) -> None:
+    """Linux writes 2 GiB at most in one call."""
     before, now = index_of({f"d/{n}": 1 for n in range(20)}), index_of({"d/x": 1})
-    write, read = os.pwrite, os.pread
-    here = refresher(fork_child)
-    reading_fd, writing_fd = os.pipe()
-    monkeypatch.setattr(here, "_connection", lambda: writing_fd)
-    with memory_file(index_bytes(before)) as old_fd, os.fdopen(reading_fd, "rb") as sent:
+    write, pids = os.pwrite, list[int]()
 
-        def list_now(fd: int) -> IndexReport:
-            save_snapshot(now, fd)
-            return IndexReport(1, 1, 1, 1.0, 1)
+    def fork(work: Callable[[], object]) -> int:
+        pids.append(fork_child(work))
+        return pids[-1]
 
-        monkeypatch.setattr(here, "_list", list_now)
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "pwrite", lambda fd, data, offset: write(fd, data[:7], offset))
-            patched.setattr(os, "pread", lambda fd, size_bytes, offset: read(fd, min(size_bytes, 7), offset))
-            new_fd = memory_fd("new")
-            here._make(old_fd, new_fd)
-            with os.fdopen(writing_fd, "wb"):
-                exit_code = wait_child(next(here._tell_kernel(new_fd)))
-        notices = sent.read()
-    names = [f"\0{n}\0".encode() for n in range(20)]
-    assert (exit_code, os.fstat(here._owed_fd).st_size) == (0, len(notices))
-    assert all(notices.count(name) == 1 for name in names)
+    here = refresher(fork)
+
+    def write_some(fd: int, data: bytes, offset: int) -> int:
+        if fd != here._owed_fd:
+            return write(fd, data, offset)
+        written = write(fd, data[:7], offset)
+        if is_killed and not pids:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return written
+
+    def list_now(fd: int) -> IndexReport:
+        save_snapshot(now, fd)
+        return IndexReport(1, 1, 1, 1.0, 1)
+
+    def end_child() -> None:
+        here.child_ended(pids[-1], wait_child(pids[-1]))
+        here.go_on()
+
+    monkeypatch.setattr(os, "pwrite", write_some)
+    monkeypatch.setattr(here, "_list", list_now)
+    with memory_file(index_bytes(before)) as old_fd, memory_file() as connection_fd:
+        here.table_fd = os.dup(old_fd)
+        monkeypatch.setattr(here, "_connection", lambda: connection_fd)
+        for _ in range(1 + is_killed):
+            here.want()
+            here.go_on()
+            end_child()
+        end_child()
+        sent = os.pread(connection_fd, 1 << 16, 0)
+    assert here._counters.get("fastfuse_refreshes", "ok") == 1
+    assert sent == pack_notices(take_over(before.table, now.table)[1])
+    os.close(here.table_fd)
     here.close()
     here.close_files()
 

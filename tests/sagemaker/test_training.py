@@ -131,8 +131,11 @@ def test_only_what_the_command_left_running_is_told_to_end() -> None:
         earlier.kill()
 
 
-def test_a_command_that_not_even_sigkill_ends_is_waited_for_in_peace(caplog: pytest.LogCaptureFixture) -> None:
-    """A process that waits for a device would fill the log, and use a core."""
+def test_a_command_that_not_even_sigkill_ends_is_waited_for_in_peace_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that waits for a device would fill the log, and use a core, and keep the model from S3."""
+    monkeypatch.setattr(training, "DIES_WITHIN_S", math.inf)
     command = CommandProcess("/bin/sleep", ["sleep", "600"], {}, NO_NAMES)
     command.stop(signal.SIGTERM, 0.0, has_it=True)
     assert command.left_s == 0.0
@@ -140,6 +143,11 @@ def test_a_command_that_not_even_sigkill_ends_is_waited_for_in_peace(caplog: pyt
     assert command.left_s == math.inf
     command.enforce()
     assert caplog.text.count("the command did not end in time and is killed") == 1
+    assert not command.is_over
+    monkeypatch.setattr(training, "DIES_WITHIN_S", 0.0)
+    command.enforce()
+    assert (command.is_over, command.exit_code) == (True, 128 + signal.SIGKILL)
+    assert "the command was killed and does not end" in caplog.text
     assert os.waitstatus_to_exitcode(os.waitpid(command.pid, 0)[1]) == -signal.SIGKILL
 
 

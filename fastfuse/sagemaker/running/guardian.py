@@ -1,8 +1,8 @@
 """A process that clears up after a parent that was killed, and otherwise only waits.
 
 The channels' processes die with their parent. A mount without its process is an error to every reader. A FIFO without
-its writer looks like the end of an epoch, so the guardian holds it open (`pipe.fifo.Guard`) until its readers are gone.
-When a whole control group is killed, the next run clears up instead.
+its writer looks like the end of an epoch, so the guardian holds it open (`pipe.fifo.Guard`) until its readers are gone,
+also after a run that was not killed. When a whole control group is killed, the next run clears up instead.
 """
 
 import logging
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.mounting.mountpoint import find_mount, is_dead, unmount
-from fastfuse.filesystem.processes.children import STOP_ORDER, fork_child, wait_child
+from fastfuse.filesystem.processes.children import STOP_ORDER, fork_child, is_over_within, wait_child
 from fastfuse.sagemaker.description.channel import Channel
 from fastfuse.sagemaker.local_places import take_away
 from fastfuse.sagemaker.pipe.fifo import Guard, remove_stale, wait_until_unread
@@ -27,10 +27,12 @@ _log = logging.getLogger(__name__)
 
 # The name by which the pidfd of the command is held: no channel has it.
 _COMMAND = ""
+# It ends within milliseconds where nobody reads.
+_ENDS_WITHIN_S = 5.0
 
 
 class Guardian:
-    """A process that lives until `dismiss`, or until its process tree is dead; then it clears up."""
+    """A process that waits for `dismiss`, or for the death of its process tree, after which it clears up."""
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class Guardian:
 
         The guardian closes `listener`: the next run may want the address.
         """
-        # Every process forked from here on holds the writing end; none ever writes.
+        # Every process forked from here on holds the writing end; only `dismiss` writes.
         reading_fd, self._writing_fd = os.pipe()
         # They inherit its other end, too.
         self.guard = guard = Guard()
@@ -56,9 +58,12 @@ class Guardian:
             if listener is not None:
                 listener.close()
             _watch(reading_fd, guard)
-            sweep(channels, data_dir)
-            kill_at_s = time.monotonic() + stop_timeout_s
             command = guard.held.pop(_COMMAND, [])
+            if os.read(reading_fd, 1):  # dismissed
+                command = []
+            else:
+                sweep(channels, data_dir)
+            kill_at_s = time.monotonic() + stop_timeout_s
             for command_fd in command:
                 _outlast(command_fd, kill_at_s)
                 _log.error("fastfuse run was killed%s", not_done)
@@ -80,9 +85,11 @@ class Guardian:
         os.close(command_fd)
 
     def dismiss(self) -> None:
-        with suppress(ProcessLookupError, ChildProcessError):  # killed by somebody, and reaped
-            os.kill(self.pid, signal.SIGKILL)
-            wait_child(self.pid)
+        """Have it end, or stay for whoever reads an epoch that is not complete, and would take our end for its end."""
+        with suppress(BrokenPipeError, ChildProcessError):  # killed by somebody, and reaped
+            os.write(self._writing_fd, b"-")
+            if is_over_within(self.pid, _ENDS_WITHIN_S):
+                wait_child(self.pid)
         os.close(self._writing_fd)
         self.guard.close()
 
@@ -130,7 +137,7 @@ def _outlast_readers(fifo_fd: int, kill_at_s: float, *, are_ours: bool) -> None:
             return
         _tell_readers(fifo_fd, signal.SIGKILL)
     else:
-        _log.error("fastfuse run was killed; whoever reads a stream of its waits for an end that will not come")
+        _log.error("fastfuse run is over; whoever reads a stream of its waits for an end that will not come")
     wait_until_unread(fifo_fd, None)
 
 

@@ -130,7 +130,6 @@ class _Run:
             if settings.is_shared:
                 input_fd = exits.enter_context(directory_at(settings.paths.input, settings.paths.base))
                 self._members = Members(settings, input_fd)
-                exits.callback(self._members.close)
             # After the claim: of the runs that share the channels, one can have the address.
             exits.callback(self._endpoint.close)
             self._endpoint.open()
@@ -228,6 +227,8 @@ class _Run:
         except FastfuseError as error:
             return failed(error)
         finally:
+            if self._members is not None:
+                self._members.close()  # first: whoever is let in reads from the channels
             self._take_down()
 
     def _prepare(self, guard: Guard, begin_fd: int) -> dict[str, str]:
@@ -329,7 +330,6 @@ class _Run:
             self._take_signal(_LOOK_EVERY_S)
             if end_at_s == math.inf and self._reason_to_stop() is not None:
                 end_at_s = time.monotonic() + self._settings.stop_timeout_s
-        self._members.close()
 
     def _stay_up(self) -> Outcome:
         """Serve without a command until we are told to stop, or no channel serves any more; raise what failed then."""

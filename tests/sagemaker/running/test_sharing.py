@@ -10,17 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
 from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
 from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.filesystem.mounting.mountpoint import fastfuse_mounts
-from fastfuse.filesystem.processes.children import fork_child, wait_child
+from fastfuse.filesystem.processes.children import NoRoomError, fork_child, wait_child
 from fastfuse.sagemaker.files import LIBC, JobPaths, claim_base_dir
 from fastfuse.sagemaker.running import sharing
 from fastfuse.sagemaker.running.phases import Outcome, Phase, worst
+from fastfuse.sagemaker.running.run import _Run
 from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.sagemaker.jobs import request
 from tests.sagemaker.outputs.test_record import record_of
@@ -243,6 +244,25 @@ def test_members_learn_of_the_end_though_a_process_of_the_owner_holds_copies(
         assert (member.recv(100), member.recv(100), late.recv(100)) == (b"greeting", b"", b"")
         os.kill(copying, signal.SIGKILL)
         wait_child(copying)
+
+
+def test_nobody_is_let_in_while_the_channels_of_a_run_that_fails_are_taken_down(
+    tmp_path: Path, members: sharing.Members
+) -> None:
+    begin_fd = os.eventfd(0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as late:
+
+        def fail(*_: object) -> None:
+            late.connect(str(tmp_path / ".fastfuse-shared"))
+            raise NoRoomError("no process can be started")
+
+        def take_down() -> None:
+            assert late.recv(100, socket.MSG_DONTWAIT) == b""
+
+        run = MagicMock(_members=members, _get_ready=lambda: None, _train=fail, _take_down=Mock(side_effect=take_down))
+        assert _Run._run_to_the_end(run, "", MagicMock(), begin_fd).phase is Phase.FAILED
+        run._take_down.assert_called_once()
+    os.close(begin_fd)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes root, to be another user")

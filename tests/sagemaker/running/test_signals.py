@@ -286,14 +286,16 @@ def test_after_kill_9_a_reader_never_sees_its_epoch_end(run: Run, is_below_a_she
         assert_nothing_is_left(job)
 
 
-def test_after_kill_9_without_a_command_a_reader_never_sees_its_epoch_end(run: Run) -> None:
-    with run(CHANNELS, "--metrics-listen", "0") as job:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_without_a_command_a_reader_never_sees_its_epoch_end_with_the_run(run: Run, number: signal.Signals) -> None:
+    change = "from fastfuse.sagemaker.running import guardian; guardian._ENDS_WITHIN_S = 0.0"
+    with run(CHANNELS, "--metrics-listen", "0", change=change) as job:
         job.wait_for_log("All channels are ready")
         _, guardian, *_ = job.children()
         processes = [os.pidfd_open(pid) for pid in descendants(job.process.pid) if pid != guardian]
         with (job.data / "piped_0").open("rb", buffering=0) as file:
             assert file.read(1)
-            job.process.kill()
+            job.process.send_signal(number)
             for process in processes:
                 wait_for_end(process)
             with pytest.raises(urllib.error.URLError, match="refused"):  # the next run may have the address
