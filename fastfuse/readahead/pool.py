@@ -425,7 +425,6 @@ class PartPool:
     def _discard(self, file: FileParts) -> None:
         """Drop what is held of `file`, because its inode means another version now."""
         file.is_stale = True
-        self._share.forget(file)
         self._remove_file(file)
         for part in file:
             if part.shelf is not None:

@@ -307,9 +307,8 @@ class Stream:
         if not service.knows(config.first_part_bytes // OPENING_PARTS):
             # GETs of single pages do not tell what the rest takes, so a larger one finds out.
             start = min(cursor.position, file.ref.size_bytes - 1)
-            self._cover(
-                start - start % PAGE_BYTES, min(start + config.first_part_bytes, file.ref.size_bytes), is_left=True
-            )
+            start -= start % PAGE_BYTES
+            self._cover(start, min(start + config.first_part_bytes, file.ref.size_bytes), is_left=True)
         in_flight = min(_PRICED_CONNECTIONS, self._pool.share.parts_in_flight)
         if self._rest.begin_if_due(service.fetch_s(rest_bytes, config.part_size_bytes, in_flight)):
             self._want_rest(cursor)

@@ -399,5 +399,5 @@ class Window:
         return start, self._page_end(start, piece[1], self._part_bytes)
 
     def _page_end(self, start: int, end: int, most_bytes: int) -> int:
-        page_end = end + -end % PAGE_BYTES
-        return min(page_end, self._size, start + most_bytes)
+        end = min(end, start + most_bytes)
+        return min(end + -end % PAGE_BYTES, self._size)

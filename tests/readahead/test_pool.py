@@ -344,12 +344,6 @@ def test_a_read_that_a_release_has_overtaken_does_not_make_the_file_active_again
     assert pool.share.window_bytes == 10.5 * PART
 
 
-def test_a_replaced_version_gives_its_share_back(pool: Pool) -> None:
-    pool.enter(pool.one)
-    pool.enter(pool.open(1, listed("a", 100 * MIB, etag='"v2"')))
-    assert pool.share.window_bytes == 10.5 * PART
-
-
 def test_each_stalled_file_leaves_connections_to_the_next() -> None:
     """Semantics D6."""
     pool = Pool(ReadaheadConfig(part_size_bytes=PART, first_part_bytes=PART, max_parts_in_flight=64))

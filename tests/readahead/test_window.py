@@ -273,6 +273,15 @@ def test_columns_of_row_groups_that_threads_read_by_turns_are_fetched_ahead(pool
     assert sum(end - start for start, end in pool.fetched if start < begins[-1]) <= 1.5 * 60 * 2564 * KIB
 
 
+def test_pieces_read_in_sectors_past_the_page_cache_are_fetched_in_whole_pages(pool: EndlessPool) -> None:
+    sectors = 586 * 512
+    random_runs(pool, 12, [sectors, sectors])
+    for piece in range(8):
+        for offset in (0, sectors):
+            cursor = pool.read((600 + 16 * piece) * MIB + offset, (600 + 16 * piece) * MIB + offset + sectors)
+    assert cursor.is_strided
+
+
 @pytest.mark.parametrize("request_bytes", [4 * KIB, 256 * KIB])
 def test_of_runs_that_are_over_few_are_kept(request_bytes: int) -> None:
     """Each begins behind the one before, so it may be the second piece of a stride."""

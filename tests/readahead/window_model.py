@@ -33,6 +33,9 @@ class EndlessPool:
 
     def fetch(self, start: int, end: int) -> None:
         assert 0 <= start < end <= self.size_bytes
+        # The window asks for whole pages of a piece, and would ask for ever for one that a part ends amid.
+        assert not start % PAGE_BYTES
+        assert not end % PAGE_BYTES or end == self.size_bytes
         assert all(end <= other_start or other_end <= start for other_start, other_end in self.fetched)
         assert end - start <= self.config.part_size_bytes * 3 // 2
         self.fetched.append((start, end))

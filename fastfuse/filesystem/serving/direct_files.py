@@ -188,6 +188,8 @@ class DirectFiles:
                     if not offset:
                         self._engine.began(process)
                     is_late = since_s > 2 * _patience_s(self._client)
+                    # No GET takes more, unless this process is stopped meanwhile, which is nobody's fault.
+                    since_s = min(since_s, self._client.session.config.deadline_s / 2)
                     came_s = perf_counter() - since_s if is_late else inf
                     nursery.start_soon(partial(self._reads.answer, request, came_s=came_s))
 
