@@ -233,7 +233,7 @@ class Index:
         run = self._connection.execute
         with _transaction(self._connection):
             run("UPDATE clock SET asked = asked + ?", (asked_bytes,))
-            now = int(run("SELECT asked FROM clock").fetchone()[0])
+            now = self.now_bytes()
             self._connection.executemany(
                 f"INSERT OR REPLACE INTO extents (object, {_EXTENT}) VALUES (?,?,?,?,?,?,?)",
                 # SQLite's integers are signed; digests take the 64 bits as they are.
@@ -247,6 +247,10 @@ class Index:
                 [(now, size, segment) for segment, size in hits.items()],
             )
         return now
+
+    def now_bytes(self) -> int:
+        """Return the time, in bytes asked for."""
+        return int(self._connection.execute("SELECT asked FROM clock").fetchone()[0])
 
     def drop(self, object_id: int, extent: Extent) -> None:
         """Forget an extent, unless another one has taken its place."""

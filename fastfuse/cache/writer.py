@@ -102,7 +102,7 @@ class Writer:
         self._asked_bytes = self._committed_bytes = 0
         self._hits: dict[int, int] = {}
         self._returns = Returns()
-        # The time of the node at the last commit.
+        # The time of the node at the last commit, or at the begin.
         self._now_bytes = 0
         # The time of the node at the begin, if ranges take places; segments that were asked for since stay.
         self._began_bytes: int | None = 0 if takes_places else None
@@ -148,8 +148,8 @@ class Writer:
 
     def hit(self, segment: int, size_bytes: int) -> None:
         """Note that so many bytes of a segment were served."""
-        hits = self._hits
-        hits[segment] = hits.get(segment, 0) + size_bytes
+        # One look at `_hits` for the change: the thread may take the dictionary, to walk through it, amid this line.
+        self._hits[segment] = self._hits.get(segment, 0) + size_bytes
 
     def takes(self, return_bytes: int | None) -> bool:
         """Return whether a range with this return is worth keeping, and may be written now."""
@@ -405,6 +405,7 @@ class Writer:
 
     def _begin(self) -> None:
         """Remove what processes left that were killed: segments without a row, and rows of segments that are gone."""
+        self._now_bytes = self._index.now_bytes()  # or what is asked for first would seem to come back late
         if self._began_bytes is not None:
             self._now_bytes = self._began_bytes = self._index.commit([], {}, {}, 1)
         # Others may go on meanwhile in this order: a segment is known before it is made, and made before it is filled.

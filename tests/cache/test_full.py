@@ -34,10 +34,15 @@ def cache(tmp_path: Path) -> Iterator[OpenCache]:
         yield cache
 
 
-def test_pinned_and_hit_segments_stay_and_those_gone_are_passed_over(cache: OpenCache) -> None:
-    segments, counters = Segments(cache.directory_fd), Counters()
+@pytest.fixture
+def full(cache: OpenCache) -> writer.Writer:
     with patch("threading.Thread"):
-        full = writer.Writer(cache, segments, Mock(), counters, queue_bytes=MIB, tell=lambda *_: None)
+        return writer.Writer(
+            cache, Segments(cache.directory_fd), Mock(), Counters(), queue_bytes=MIB, tell=lambda *_: None
+        )
+
+
+def test_pinned_and_hit_segments_stay_and_those_gone_are_passed_over(cache: OpenCache, full: writer.Writer) -> None:
     full._tick()
     other = Index(cache.reading, waits=True)
     other.pin([1])
@@ -45,6 +50,27 @@ def test_pinned_and_hit_segments_stay_and_those_gone_are_passed_over(cache: Open
     other.commit([], {}, {3: MIB}, 0)
     assert full._evict()
     assert sorted(full._index.segments())[:3] == [1, 3, 5]
+
+
+def test_what_is_asked_for_before_the_first_commit_comes_back_as_soon_as_it_does(full: writer.Writer) -> None:
+    full._begin()
+    for _ in range(2):
+        full.ask(1 << 48, MIB)
+        full._tick()
+    assert full.ask(1 << 48, MIB) == 4 * MIB  # the unit of the policy; the clock stands at 1,000 MiB
+
+
+def test_a_hit_changes_no_dictionary_that_the_thread_has_taken(full: writer.Writer) -> None:
+    fresh = dict[int, int]()
+
+    class Hits(dict[int, int]):
+        def get(self, segment: int, default: int = 0) -> int:  # type: ignore[override]
+            found, full._hits = super().get(segment, default), fresh  # the thread comes
+            return found
+
+    full._hits = hits = Hits({1: MIB})
+    full.hit(2, MIB)
+    assert (hits, fresh) == ({1: MIB}, {2: MIB})
 
 
 @pytest.mark.parametrize("change", ["UPDATE room SET bytes = 1", "DELETE FROM room"])
