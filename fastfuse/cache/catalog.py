@@ -55,8 +55,9 @@ _RETURN = "max(now - hit_at, (now - born) * size / (hits + size))"
 _EXTENT = "start, end, segment, offset, digests, seed"
 # The rows that no damage has made none of ours.
 _IS_SOUND = (
-    "typeof(end) = 'integer' AND typeof(segment) = 'integer' AND typeof(offset) = 'integer'"
-    " AND offset BETWEEN 0 AND 1 << 40 AND typeof(digests) = 'blob' AND typeof(seed) = 'integer'"
+    "typeof(start) = 'integer' AND typeof(end) = 'integer' AND typeof(segment) = 'integer'"
+    " AND typeof(offset) = 'integer' AND offset BETWEEN 0 AND 1 << 40 AND typeof(digests) = 'blob'"
+    " AND typeof(seed) = 'integer'"
 )
 
 
