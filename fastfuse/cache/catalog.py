@@ -49,8 +49,8 @@ CREATE TABLE clock (asked INTEGER NOT NULL);
 INSERT INTO clock VALUES (0);
 """
 # The return of a segment's bytes: how long it has gone without a hit, or how long they take on average, counted as if
-# all of them had been hit once when they came.
-_RETURN = "max(now - hit_at, (now - born) * size / (hits + size))"
+# all of them had been hit once when they came. SQLite counts on with fractions where a product is beyond 63 bits.
+_RETURN = "CAST(max(now - hit_at, (now - born) * size / (hits + size)) AS INTEGER)"
 
 _EXTENT = "start, end, segment, offset, digests, seed"
 # The rows that no damage has made none of ours.

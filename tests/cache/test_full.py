@@ -73,6 +73,15 @@ def test_a_hit_changes_no_dictionary_that_the_thread_has_taken(full: writer.Writ
     assert (hits, fresh) == ({1: MIB}, {2: MIB})
 
 
+def test_a_list_of_victims_serves_until_time_goes_on(cache: OpenCache, full: writer.Writer) -> None:
+    """Also once so much was asked for that a product of two numbers of bytes has more than 63 bits."""
+    index = Index(cache.reading, waits=True)
+    index.commit([], {}, dict.fromkeys(range(1, SEGMENTS + 1), 12345), 1 << 45)
+    assert full._return_of_victim() is not None
+    with patch.object(full._index, "victims", side_effect=AssertionError):
+        assert full._return_of_victim() is not None
+
+
 @pytest.mark.parametrize("change", ["UPDATE room SET bytes = 1", "DELETE FROM room"])
 def test_segments_are_counted_again_when_a_tier_is_opened(change: str, cache: OpenCache, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "index.db")) as connection, connection:
