@@ -282,7 +282,7 @@ class Writer:
         filled: dict[int, int] = {}
         for one in ranges:
             at, data = one.start, one.data
-            while data and (self._has_room() or self._roll(one.return_bytes, filled)):
+            while data and (self._has_room() or self._roll(one.return_bytes)):
                 assert self._open is not None
                 room = self._open
                 place = place_of(room.filled_bytes, len(data))
@@ -319,14 +319,14 @@ class Writer:
         self._full.clear()
         self._open = None
 
-    def _roll(self, return_bytes: int | None, filled: dict[int, int]) -> bool:
+    def _roll(self, return_bytes: int | None) -> bool:
         """Open another segment to fill, if need be in the place of one that is worth less; False if there is none."""
         if self._open is not None:
             self._open.filling.flush()
             self._full.append(self._open.filling)
             self._open = None
         for _ in range(_TRIES):
-            if any(segment.id not in filled and self._take(segment) for segment in self._index.unfilled()):
+            if any(map(self._take, self._index.unfilled())):
                 return True
             added = self._add()
             if added is None:
