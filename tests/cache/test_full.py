@@ -10,7 +10,7 @@ from unittest.mock import Mock, patch
 import pytest
 
 from fastfuse.cache import writer
-from fastfuse.cache.catalog import Index
+from fastfuse.cache.catalog import Index, Segment
 from fastfuse.cache.directory import OpenCache, open_cache, prepare
 from fastfuse.cache.segments import Segments
 from fastfuse.metrics import Counters
@@ -44,12 +44,32 @@ def full(cache: OpenCache) -> writer.Writer:
 
 def test_pinned_and_hit_segments_stay_and_those_gone_are_passed_over(cache: OpenCache, full: writer.Writer) -> None:
     full._tick()
+    full.hit(4, MIB)
+    full._look_for_victim()
     other = Index(cache.reading, waits=True)
     other.pin([1])
     other.evict(2)
     other.commit([], {}, {3: MIB}, 0)
     assert full._evict()
-    assert sorted(full._index.segments())[:3] == [1, 3, 5]
+    assert sorted(full._index.segments())[:4] == [1, 3, 4, 6]
+
+
+def test_a_segment_that_is_pinned_as_it_is_to_go_stays(cache: OpenCache, full: writer.Writer) -> None:
+    take, other = full._victims.take, Index(cache.reading, waits=True)
+
+    def pinned() -> int:
+        number = take()
+        other.pin([number])
+        return number
+
+    with patch.object(full._victims, "take", pinned):
+        assert not full._evict()
+    assert len(other.segments()) == SEGMENTS
+
+
+def test_a_segment_that_goes_as_it_is_to_be_filled_leaves_no_file(full: writer.Writer, tmp_path: Path) -> None:
+    assert not full._take(Segment(SEGMENTS + 1, MIB, 0))
+    assert [*tmp_path.glob("*.segment")] == []
 
 
 def test_what_is_asked_for_before_the_first_commit_comes_back_as_soon_as_it_does(full: writer.Writer) -> None:
