@@ -344,10 +344,9 @@ class Writer:
         if filling is None:
             return False
         now = self._index.segment(segment.id)  # as it is with the lock on it
-        if now is None or now.filled_bytes >= now.size_bytes:
+        if now is None:
             filling.close()
-            if now is None:
-                self._segments.remove(segment.id)
+            self._segments.remove(segment.id)
             return False
         self._open = _Open(now, filling, now.filled_bytes)
         return True
