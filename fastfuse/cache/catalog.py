@@ -49,14 +49,15 @@ CREATE TABLE clock (asked INTEGER NOT NULL);
 INSERT INTO clock VALUES (0);
 """
 # The return of a segment's bytes: how long it has gone without a hit, or how long they take on average, counted as if
-# all of them had been hit once when they came.
-_RETURN = "max(now - hit_at, (now - born) * size / (hits + size))"
+# all of them had been hit once when they came. SQLite counts on with fractions where a product is beyond 63 bits.
+_RETURN = "CAST(max(now - hit_at, (now - born) * size / (hits + size)) AS INTEGER)"
 
 _EXTENT = "start, end, segment, offset, digests, seed"
 # The rows that no damage has made none of ours.
 _IS_SOUND = (
-    "typeof(end) = 'integer' AND typeof(segment) = 'integer' AND typeof(offset) = 'integer'"
-    " AND offset BETWEEN 0 AND 1 << 40 AND typeof(digests) = 'blob' AND typeof(seed) = 'integer'"
+    "typeof(start) = 'integer' AND typeof(end) = 'integer' AND typeof(segment) = 'integer'"
+    " AND typeof(offset) = 'integer' AND offset BETWEEN 0 AND 1 << 40 AND typeof(digests) = 'blob'"
+    " AND typeof(seed) = 'integer'"
 )
 
 
@@ -233,7 +234,7 @@ class Index:
         run = self._connection.execute
         with _transaction(self._connection):
             run("UPDATE clock SET asked = asked + ?", (asked_bytes,))
-            now = int(run("SELECT asked FROM clock").fetchone()[0])
+            now = self.now_bytes()
             self._connection.executemany(
                 f"INSERT OR REPLACE INTO extents (object, {_EXTENT}) VALUES (?,?,?,?,?,?,?)",
                 # SQLite's integers are signed; digests take the 64 bits as they are.
@@ -247,6 +248,10 @@ class Index:
                 [(now, size, segment) for segment, size in hits.items()],
             )
         return now
+
+    def now_bytes(self) -> int:
+        """Return the time, in bytes asked for."""
+        return int(self._connection.execute("SELECT asked FROM clock").fetchone()[0])
 
     def drop(self, object_id: int, extent: Extent) -> None:
         """Forget an extent, unless another one has taken its place."""

@@ -233,7 +233,7 @@ class CachedReader:
         """Have a small object kept that a thread has claimed and got, if it is worth its room; or give up the claim."""
         self._claims.adopt(object_id, 0, len(data))
         return_bytes = self._ask(seed, 0, len(data))
-        keeps = self.is_used and self.writer.takes(return_bytes)
+        keeps = self.writer.takes(return_bytes)
         if not self._offer(Range(object_id, seed, 0, memoryview(data), return_bytes), keeps=keeps):
             self._claims.release(object_id, 0, len(data))
 

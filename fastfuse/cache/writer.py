@@ -102,7 +102,7 @@ class Writer:
         self._asked_bytes = self._committed_bytes = 0
         self._hits: dict[int, int] = {}
         self._returns = Returns()
-        # The time of the node at the last commit.
+        # The time of the node at the last commit, or at the begin.
         self._now_bytes = 0
         # The time of the node at the begin, if ranges take places; segments that were asked for since stay.
         self._began_bytes: int | None = 0 if takes_places else None
@@ -148,8 +148,8 @@ class Writer:
 
     def hit(self, segment: int, size_bytes: int) -> None:
         """Note that so many bytes of a segment were served."""
-        hits = self._hits
-        hits[segment] = hits.get(segment, 0) + size_bytes
+        # One look at `_hits` for the change: the thread may take the dictionary, to walk through it, amid this line.
+        self._hits[segment] = self._hits.get(segment, 0) + size_bytes
 
     def takes(self, return_bytes: int | None) -> bool:
         """Return whether a range with this return is worth keeping, and may be written now."""
@@ -282,7 +282,7 @@ class Writer:
         filled: dict[int, int] = {}
         for one in ranges:
             at, data = one.start, one.data
-            while data and (self._has_room() or self._roll(one.return_bytes, filled)):
+            while data and (self._has_room() or self._roll(one.return_bytes)):
                 assert self._open is not None
                 room = self._open
                 place = place_of(room.filled_bytes, len(data))
@@ -319,14 +319,14 @@ class Writer:
         self._full.clear()
         self._open = None
 
-    def _roll(self, return_bytes: int | None, filled: dict[int, int]) -> bool:
+    def _roll(self, return_bytes: int | None) -> bool:
         """Open another segment to fill, if need be in the place of one that is worth less; False if there is none."""
         if self._open is not None:
             self._open.filling.flush()
             self._full.append(self._open.filling)
             self._open = None
         for _ in range(_TRIES):
-            if any(segment.id not in filled and self._take(segment) for segment in self._index.unfilled()):
+            if any(map(self._take, self._index.unfilled())):
                 return True
             added = self._add()
             if added is None:
@@ -344,10 +344,9 @@ class Writer:
         if filling is None:
             return False
         now = self._index.segment(segment.id)  # as it is with the lock on it
-        if now is None or now.filled_bytes >= now.size_bytes:
+        if now is None:
             filling.close()
-            if now is None:
-                self._segments.remove(segment.id)
+            self._segments.remove(segment.id)
             return False
         self._open = _Open(now, filling, now.filled_bytes)
         return True
@@ -405,6 +404,7 @@ class Writer:
 
     def _begin(self) -> None:
         """Remove what processes left that were killed: segments without a row, and rows of segments that are gone."""
+        self._now_bytes = self._index.now_bytes()  # or what is asked for first would seem to come back late
         if self._began_bytes is not None:
             self._now_bytes = self._began_bytes = self._index.commit([], {}, {}, 1)
         # Others may go on meanwhile in this order: a segment is known before it is made, and made before it is filled.

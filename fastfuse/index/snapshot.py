@@ -242,6 +242,7 @@ def _is_tree(table: InodeTable) -> bool:
         and bool(np.all(counts < len(table)))  # or their sum might overflow
         and int(counts.sum()) == len(table) - 1
         and np.array_equal(firsts, 1 + np.cumsum(counts) - counts)
+        and bool(np.all(firsts > directories))  # or a directory might lie in itself, below no other
         and int(parents[0]) == 0
         and np.array_equal(parents[1:], np.repeat(directories, counts.astype("int64")))
     )

@@ -240,6 +240,17 @@ def test_an_empty_directory_of_root_becomes_that_of_its_workers(tmp_path: Path) 
     prepare(settings_of(tmp_path / "cache"), NOBODY)
 
 
+def test_an_index_is_made_whole_or_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its making ends amid the schema, as with the process. What is no index of ours would be refused for good."""
+    settings = settings_of(tmp_path / "cache")
+    with monkeypatch.context() as patched:
+        patched.setattr(catalog, "_SCHEMA", f"{catalog._SCHEMA}THE END")
+        prepare(settings, os.geteuid())
+        assert open_or_none(settings, os.geteuid()) is None
+    prepare(settings, os.geteuid())
+    open_cache(settings, os.geteuid()).close()
+
+
 def test_a_filter_is_made_whole_or_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its making fails in the middle. The index has a row that a disk has damaged."""
     settings, object_id = settings_of(tmp_path / "cache"), (1 << 63) - 1

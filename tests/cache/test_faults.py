@@ -147,6 +147,7 @@ FAULTS = (
     Fault("the index is none", index_is(lambda data: b"no index" * (len(data) // 8)), "index", None, "begins anew"),
     Fault("the index is empty", index_is(lambda _: b""), None, None),
     Fault("rows are of no type", rows_are("digests = 'x', offset = 'y', end = 'z'"), None, None),
+    Fault("rows begin between two bytes", rows_are("start = start + 0.5"), None, None),
     Fault("rows lead nowhere", rows_are("offset = -1"), None, None),
     Fault("rows lead beyond", rows_are("offset = offset + (1 << 39)"), "corrupt", "corrupt"),
     Fault("rows are too long", rows_are("end = 1 << 62"), "corrupt", "corrupt"),

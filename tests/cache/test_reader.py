@@ -1,11 +1,13 @@
 """Tiers serve what is kept, fetch what is missing, and share it on their node."""
 
+import errno
 import math
 import os
 import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import trio
@@ -14,7 +16,7 @@ from trio.testing import MockClock
 
 from fastfuse.cache import reader as reader_module
 from fastfuse.cache import writer
-from fastfuse.cache.catalog import Extent, identity
+from fastfuse.cache.catalog import Extent, Index, identity
 from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import open_cache
 from fastfuse.cache.hanging_disk import OFF_S, Disk
@@ -61,6 +63,12 @@ async def test_a_disk_that_hangs_keeps_no_more_threads_than_asked_it_at_once_and
         answers.wait()
         read(segments, extent, seed, start, end, into)
 
+    find, looked_for = Index.find, list[int]()
+
+    def note(index: Index, object_id: int, start: int, end: int) -> list[Extent]:
+        looked_for.append(object_id)
+        return find(index, object_id, start, end)
+
     async def read_all(reader: RangeReader) -> None:
         async with trio.open_nursery() as nursery:
             for ref in refs:
@@ -69,11 +77,13 @@ async def test_a_disk_that_hangs_keeps_no_more_threads_than_asked_it_at_once_and
     async with tier(store, settings_of(tmp_path / "cache"), counters) as reader:
         assert isinstance(reader, CachedReader)
         monkeypatch.setattr(Segments, "read", hang)
+        monkeypatch.setattr(Index, "find", note)
         mock_clock.autojump_threshold = 0
         for _ in range(3):
             await read_all(reader)
             await trio.sleep(OFF_S + 1)
         assert len(store.fetched) == 24
+        assert len(looked_for) == len(refs)  # the index lies on that disk, too, and the loop reads it
         assert counters.get("fastfuse_cache_failures", "disk") == len(refs)
         mock_clock.autojump_threshold = math.inf
         answers.set()
@@ -274,6 +284,31 @@ async def test_nobody_waits_longer_than_the_bound_for_a_claim(
             assert trio.current_time() - began_s == pytest.approx(deadline_s)
             store.hold = trio.lowlevel.checkpoint
             assert bytes(await reader.get(ref, MIB, 2 * MIB)) == BIG[MIB : 2 * MIB]  # is nobody's
+
+
+async def test_nobody_waits_for_a_claim_that_no_file_system_gives(tmp_path: Path, autojump_clock: MockClock) -> None:
+    store = CountingStore({"big": BIG})
+    refused = patch("fastfuse.cache.claims.set_lock", side_effect=OSError(errno.ENOLCK, os.strerror(errno.ENOLCK)))
+    async with tier(store, settings_of(tmp_path / "cache")) as reader:
+        with refused, trio.fail_after(1):
+            assert bytes(await reader.get(store.ref("big"), 0, MIB)) == BIG[:MIB]
+
+
+async def test_a_disk_that_is_off_once_the_rest_of_a_range_is_there_is_not_asked(tmp_path: Path) -> None:
+    store = CountingStore({"big": BIG})
+    ref, settings = store.ref("big"), settings_of(tmp_path / "cache")
+    async with tier(store, settings) as reader:
+        await reader.get(ref, 0, MIB)
+    async with tier(store, settings) as reader:
+        assert isinstance(reader, CachedReader)
+        disk = reader._disk
+
+        async def fail() -> None:
+            disk.leave_alone()
+
+        store.hold = fail
+        with patch.object(Segments, "read", side_effect=AssertionError):
+            assert bytes(await reader.get(ref, 0, 2 * MIB)) == BIG[: 2 * MIB]
 
 
 async def test_the_files_of_an_idle_tier_do_not_become_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -328,6 +328,16 @@ def test_an_index_whose_numbers_of_children_come_out_right_only_as_64_bits_is_re
         read(damaged, verify_snapshot)
 
 
+def test_an_index_with_a_directory_that_lies_in_itself_below_no_other_is_refused() -> None:
+    """File mode, which walks up from every row, would walk for ever."""
+    damaged = saved(table_of({"a/x": (7, 3, MD5, "STANDARD")}))
+    for column, *items in (("etags", 0, 1, 0), ("etags", 16, 1, 2), ("parents", 4, 1)):
+        damaged = with_item(damaged, column, "<QQ" if column == "etags" else "<I", *items)
+    assert opened(damaged).columns["parents"].tolist() == [0, 1, 1]
+    with pytest.raises(ConfigurationError, match="damaged"):
+        read(damaged, verify_snapshot)
+
+
 @given(st.data())
 def test_any_damaged_byte_is_refused_or_makes_errors_of_single_files(snapshot: bytes, data: st.DataObject) -> None:
     damaged = bytearray(snapshot)
