@@ -89,10 +89,8 @@ cdef extern from *:
     }
 
     /* The requests that are there are taken here, and only those that libfuse has to know are passed on. */
-    static int (*taken)(const char *, size_t) = NULL;
-    /* Returns NULL if nobody has said where requests are kept: then libfuse reads them. */
+    static int (*taken)(const char *) = NULL;
     static char *(*next_request)(int, ssize_t *) = NULL;
-    typedef int receiver(struct fuse_session *, struct fuse_buf *);
     static struct fuse_session *served = NULL;
     /* The request that was taken last, if libfuse has to know it; and its size, 0 at the end, or a negative errno. */
     static char *left = NULL;
@@ -139,7 +137,8 @@ cdef extern from *:
         return size;
     }
 
-    __attribute__((visibility("default"))) receiver receive_request __asm__("fuse_session_receive_buf");
+    __attribute__((visibility("default")))
+    int receive_request(struct fuse_session *, struct fuse_buf *) __asm__("fuse_session_receive_buf");
     int receive_request(struct fuse_session *session, struct fuse_buf *buffer)
     {
         char *message;
@@ -148,8 +147,6 @@ cdef extern from *:
             return -EINTR; /* nothing for libfuse: pyfuse3 asks again */
         message = left;
         left = NULL;
-        if (!message)
-            return ((receiver *) dlsym(RTLD_NEXT, "fuse_session_receive_buf"))(session, buffer);
         if (!left_bytes)
             fuse_session_exit(session); /* as libfuse does */
         return left_bytes <= 0 ? left_bytes : pass_on(message, left_bytes, buffer);
