@@ -256,7 +256,6 @@ async def _serve_tried(operations: pyfuse3.Operations) -> list[int]:
             await serve()
     finally:
         del operations.readdir
-        interposed.take_reads(None)
     return found
 
 
