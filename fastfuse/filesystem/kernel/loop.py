@@ -104,17 +104,10 @@ def _epolls() -> set[int]:
     return own_fds(lambda fd: os.readlink(f"/proc/self/fd/{fd}") == "anon_inode:[eventpoll]")
 
 
-async def _wait_readable(fd: int) -> None:
-    """Wait for a request of the kernel, but not where the worker before this one has left some."""
-    if not replies.are_left():
-        await trio.lowlevel.wait_readable(fd)
-
-
 def take_over_waiting() -> None:
     """Replace `pyfuse3.trio`, before `pyfuse3.init`: all workers inherit it."""
     lowlevel = SimpleNamespace(
-        wait_readable=_wait_readable,
-        notify_closing=trio.lowlevel.notify_closing,
+        wait_readable=trio.lowlevel.wait_readable,
         current_task=trio.lowlevel.current_task,
         current_trio_token=trio.lowlevel.current_trio_token,
     )
