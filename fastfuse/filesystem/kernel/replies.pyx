@@ -379,8 +379,6 @@ def answer(uint64_t number, data):
         write_or_fail(number, &view)
         PyBuffer_Release(&view)
         return
-    if done != NULL:
-        let_go(NULL)
     pthread_mutex_lock(&lock)
     if thread_count and waiting < room and free != NULL:
         one = free
