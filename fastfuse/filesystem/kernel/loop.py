@@ -9,35 +9,13 @@ one task serves all.
 """
 
 import os
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
-from typing import Any, cast
 
 import trio
 
 from fastfuse.filesystem.kernel.fuse import interposed, pyfuse3, replies
-
-
-class _Done:
-    """An event that has happened: awaiting it makes no coroutine and no checkpoint."""
-
-    def __await__(self) -> Generator[Any, None, None]:
-        return _NOTHING
-
-
-_NOTHING = cast(Generator[Any, None, None], iter(()))
-_DONE = _Done()
-
-
-class _NoLock:
-    """The lock of one task."""
-
-    def __aenter__(self) -> Awaitable[None]:
-        return _DONE
-
-    def __aexit__(self, *_: object) -> Awaitable[None]:
-        return _DONE
 
 
 class Requests(trio.abc.Instrument):
@@ -113,7 +91,7 @@ def take_over_waiting() -> None:
     )
     pyfuse3.trio = SimpleNamespace(  # type: ignore[attr-defined] # a module, as pyfuse3.asyncio puts there
         lowlevel=lowlevel,
-        Lock=_NoLock,
+        Lock=nullcontext,
         ClosedResourceError=trio.ClosedResourceError,
         open_nursery=trio.open_nursery,
     )
