@@ -129,8 +129,8 @@ cdef uint64_t queued_count = 0, written_count = 0, seen_count = 0
 cdef int device = -1, room = _MOST_WAITING
 cdef Py_ssize_t large_bytes = _LEAST_BYTES
 
+# Where `keep` says. Before that nobody else has it: the supervisor answers INIT, and no others.
 cdef Requests nowhere
-# What `keep` was given; before that, nobody else has it.
 cdef Requests *requests = &nowhere
 # Used by the loop's thread: the READs of a dead worker, by their places in `requests.reads`, and how many were begun.
 cdef int left[_MOST_KEPT]
