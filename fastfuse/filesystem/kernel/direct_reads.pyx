@@ -323,9 +323,7 @@ def forget_kept():
 def count_waits(int64_t[::1] count):
     """Keep the number of reads under way in `count[0]`: those of threads, and those of `begin_wait`."""
     global waiting, _waits
-    pthread_mutex_lock(&lock)
     waiting, _waits = &count[0], count
-    pthread_mutex_unlock(&lock)
 
 
 def cover(uint64_t inodes):
@@ -633,9 +631,10 @@ def get_part(bytes path, bytes etag, uint64_t size_bytes, uint64_t start, data):
     describe(object, path, etag)
     object.size_bytes = size_bytes
     object.start, object.part_bytes, object.target = start, part.len, NULL if is_whole else <char *> part.buf
-    thread.began_ns = direct_now_ns()
     parts_in_flight += 1
+    pthread_mutex_lock(&lock)
     hand_over(thread)
+    pthread_mutex_unlock(&lock)
     return thread.number
 
 
@@ -659,9 +658,7 @@ def parts():
         thread.is_part = False
         parts_in_flight -= 1
         following = thread.next_idle
-        pthread_mutex_lock(&lock)
-        rest(thread)
-        pthread_mutex_unlock(&lock)
+        drop(&thread.job)
         thread = following
     return told
 
@@ -786,6 +783,7 @@ cdef inline bint has_room_for_record() noexcept nogil:
 
 
 cdef void drop(Job *job) noexcept:
+    """Have the thread of a job that it does not do, or has done, go on."""
     cdef Thread *thread = <Thread *> job
     thread.kept.segment, thread.object_id = 0, _NOT_KEPT
     pthread_mutex_lock(&lock)
@@ -849,23 +847,19 @@ cdef void read_file(Thread *thread) noexcept:
     global in_flight, in_flight_bytes
     cdef Job *job = &thread.job
     marks[job.inode] |= _BY_THREAD
-    thread.began_ns = direct_now_ns()
     pthread_mutex_lock(&lock)
     in_flight += 1
     in_flight_bytes += job.object.size_bytes
     count_wait(1)
-    pthread_mutex_unlock(&lock)
     hand_over(thread)
+    pthread_mutex_unlock(&lock)
 
 
 cdef inline void hand_over(Thread *thread) noexcept nogil:
-    """Have `thread` do its job, with the route of now."""
-    pthread_mutex_lock(&lock)
-    thread.route = route
+    """Have `thread` do its job, with the route of now. It does not take the lock before it has done it."""
+    thread.began_ns, thread.route = direct_now_ns(), route
     if route != NULL:
         route.uses += 1
-    pthread_mutex_unlock(&lock)
-    # Without the lock, which it would wait for.
     sem_post(&thread.has_job)
 
 
@@ -926,8 +920,7 @@ cdef void *serve(void *argument) noexcept nogil:
                 memcpy(thread.ahead.data.buf, body, record.size_bytes)
         record.took_ns = direct_now_ns() - thread.began_ns
         pthread_mutex_lock(&lock)
-        if thread.route != NULL:
-            let_go(thread.route)
+        let_go(thread.route)
         thread.route = NULL
         thread.kept.segment, thread.object_id = 0, _NOT_KEPT
         if record.segment and thread.is_given_back:

@@ -42,9 +42,7 @@ cdef bint fetch_ahead(uint64_t inode, const direct_object *object, data) except?
     if ahead_in_flight < most_ahead():
         thread = taken_thread(True, True)
     if thread != NULL:
-        pthread_mutex_lock(&lock)
-        rest(thread)
-        pthread_mutex_unlock(&lock)
+        drop(&thread.job)
     elif not thread_count:
         forget_ahead(one)  # the system refuses threads, and it would be queued for ever
         return False
@@ -102,11 +100,8 @@ cdef bint begin_queued(Thread *thread) noexcept nogil:
     object.target = NULL
     thread.job.unique, thread.job.inode, thread.job.asked_bytes = 0, one.inode, 0
     thread.object_id, thread.seed, thread.is_missing = one.object_id, one.seed, False
-    thread.began_ns, thread.route = direct_now_ns(), route
-    if route != NULL:
-        route.uses += 1
     ahead_in_flight += 1
-    sem_post(&thread.has_job)
+    hand_over(thread)
     return True
 
 

@@ -89,10 +89,8 @@ cdef extern from *:
     }
 
     /* The requests that are there are taken here, and only those that libfuse has to know are passed on. */
-    static int (*taken)(const char *, size_t) = NULL;
-    /* Returns NULL if nobody has said where requests are kept: then libfuse reads them. */
+    static int (*taken)(const char *) = NULL;
     static char *(*next_request)(int, ssize_t *) = NULL;
-    typedef int receiver(struct fuse_session *, struct fuse_buf *);
     static struct fuse_session *served = NULL;
     /* The request that was taken last, if libfuse has to know it; and its size, 0 at the end, or a negative errno. */
     static char *left = NULL;
@@ -107,7 +105,7 @@ cdef extern from *:
         if (left_bytes == -EINTR)
             what = NOTHING;
         else if (left_bytes > 0)
-            what = taken(left, left_bytes);
+            what = taken(left);
         if (what == ANSWERED) {
             request.mem = left;
             request.size = left_bytes;
@@ -139,7 +137,8 @@ cdef extern from *:
         return size;
     }
 
-    __attribute__((visibility("default"))) receiver receive_request __asm__("fuse_session_receive_buf");
+    __attribute__((visibility("default")))
+    int receive_request(struct fuse_session *, struct fuse_buf *) __asm__("fuse_session_receive_buf");
     int receive_request(struct fuse_session *session, struct fuse_buf *buffer)
     {
         char *message;
@@ -148,8 +147,6 @@ cdef extern from *:
             return -EINTR; /* nothing for libfuse: pyfuse3 asks again */
         message = left;
         left = NULL;
-        if (!message)
-            return ((receiver *) dlsym(RTLD_NEXT, "fuse_session_receive_buf"))(session, buffer);
         if (!left_bytes)
             fuse_session_exit(session); /* as libfuse does */
         return left_bytes <= 0 ? left_bytes : pass_on(message, left_bytes, buffer);
@@ -186,7 +183,7 @@ cdef extern from *:
     fuse_lowlevel_ops theirs
     void (*interpose)(fuse_lowlevel_ops *) noexcept
     int LEFT, BEGUN, ANSWERED
-    int (*taken)(const char *, size_t) noexcept
+    int (*taken)(const char *) noexcept
     char *(*next_request)(int, ssize_t *) noexcept
     char *left
     int64_t now_ns() noexcept nogil
@@ -321,7 +318,7 @@ def take_reads(take):
 
     The last argument tells whether the read goes past the page cache.
 
-    It must raise nothing. None leaves them to libfuse.
+    It must raise nothing.
     """
     global _take_read
     _take_read = take
@@ -548,24 +545,17 @@ cdef void _ioctl(fuse_req_t request, fuse_ino_t inode, unsigned int command, voi
     fuse_reply_err(request, ENOTTY)
 
 
-cdef int _taken(const char *message, size_t size_bytes) noexcept:
+cdef int _taken(const char *message) noexcept:
     """Begin a read; return whether this is one, or a request that needs no Python."""
     cdef const fuse_in_header *head = <const fuse_in_header *> message
     cdef const fuse_read_in *asked = <const fuse_read_in *> (message + sizeof(fuse_in_header))
     cdef uint64_t row = 0
-    if size_bytes < sizeof(fuse_in_header):
-        return LEFT
     if direct_reads.has_much_news():
         # First: what was read decides what is fetched ahead, and who asks next may ask for that.
         _tell_now()
     if head.opcode == FUSE_LOOKUP:
-        # A name ends with a NUL.
-        if size_bytes == sizeof(fuse_in_header) or message[size_bytes - 1]:
-            return LEFT
         return ANSWERED if _child(head.nodeid, message + sizeof(fuse_in_header), &row) >= 0 else LEFT
     if head.opcode == FUSE_GETXATTR:
-        if size_bytes <= sizeof(fuse_in_header) + sizeof(fuse_getxattr_in) or message[size_bytes - 1]:
-            return LEFT
         is_ours = _is_ours(message + sizeof(fuse_in_header) + sizeof(fuse_getxattr_in))
         return LEFT if is_ours or not _row(head.nodeid, &row) else ANSWERED
     if head.opcode == FUSE_INTERRUPT:
@@ -574,9 +564,7 @@ cdef int _taken(const char *message, size_t size_bytes) noexcept:
         return ANSWERED
     if head.opcode == FUSE_GETATTR:
         return ANSWERED if _row(head.nodeid, &row) else LEFT
-    if head.opcode != FUSE_READ or size_bytes < sizeof(fuse_in_header) + sizeof(fuse_read_in):
-        return LEFT
-    if _take_read is None:
+    if head.opcode != FUSE_READ:
         return LEFT
     replies.keep_read(message)
     if not _answer_ahead(head, asked) and not _begin_small(head, asked):

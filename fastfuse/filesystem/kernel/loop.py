@@ -9,35 +9,13 @@ one task serves all.
 """
 
 import os
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
-from typing import Any, cast
 
 import trio
 
 from fastfuse.filesystem.kernel.fuse import interposed, pyfuse3, replies
-
-
-class _Done:
-    """An event that has happened: awaiting it makes no coroutine and no checkpoint."""
-
-    def __await__(self) -> Generator[Any, None, None]:
-        return _NOTHING
-
-
-_NOTHING = cast(Generator[Any, None, None], iter(()))
-_DONE = _Done()
-
-
-class _NoLock:
-    """The lock of one task."""
-
-    def __aenter__(self) -> Awaitable[None]:
-        return _DONE
-
-    def __aexit__(self, *_: object) -> Awaitable[None]:
-        return _DONE
 
 
 class Requests(trio.abc.Instrument):
@@ -104,23 +82,16 @@ def _epolls() -> set[int]:
     return own_fds(lambda fd: os.readlink(f"/proc/self/fd/{fd}") == "anon_inode:[eventpoll]")
 
 
-async def _wait_readable(fd: int) -> None:
-    """Wait for a request of the kernel, but not where the worker before this one has left some."""
-    if not replies.are_left():
-        await trio.lowlevel.wait_readable(fd)
-
-
 def take_over_waiting() -> None:
     """Replace `pyfuse3.trio`, before `pyfuse3.init`: all workers inherit it."""
     lowlevel = SimpleNamespace(
-        wait_readable=_wait_readable,
-        notify_closing=trio.lowlevel.notify_closing,
+        wait_readable=trio.lowlevel.wait_readable,
         current_task=trio.lowlevel.current_task,
         current_trio_token=trio.lowlevel.current_trio_token,
     )
     pyfuse3.trio = SimpleNamespace(  # type: ignore[attr-defined] # a module, as pyfuse3.asyncio puts there
         lowlevel=lowlevel,
-        Lock=_NoLock,
+        Lock=nullcontext,
         ClosedResourceError=trio.ClosedResourceError,
         open_nursery=trio.open_nursery,
     )

@@ -5,11 +5,11 @@ worker nor the supervisor may therefore write it: a process of its own does. A n
 READs are answered, so a thread of the worker writes it, on which no answer depends.
 """
 
-import errno
 import mmap
 import os
 import struct
 from collections.abc import Iterable
+from contextlib import suppress
 
 from fastfuse.index.inodes.changes import Changes
 
@@ -42,20 +42,14 @@ def pack_unwanted_pages(inode: int, ranges: Iterable[tuple[int, int]]) -> bytes:
 
 
 def send_notices(fd: int, notices: bytes | mmap.mmap) -> None:
-    """Write each of `notices` to the connection `fd`. One that the kernel refuses is skipped.
-
-    Raises:
-        OSError: the connection is gone.
-    """
+    """Write each of `notices` to the connection `fd`. One that the kernel refuses is skipped."""
     start = 0
     while start < len(notices):
         length, _, _ = OUT_HEADER.unpack_from(notices, start)
-        try:
+        # ENOENT: the kernel does not have it, or the mount is gone.
+        # ENOTDIR, ENOTEMPTY, EBUSY: a name in use keeps what it had; the next lookup asks the worker.
+        with suppress(OSError):
             os.write(fd, notices[start : start + length])
-        except OSError as error:
-            # ENOTDIR, ENOTEMPTY, EBUSY: a name in use keeps what it had; the next lookup asks the worker.
-            if error.errno in {errno.ENODEV, errno.EBADF, errno.ECONNABORTED}:
-                raise
         start += length
 
 

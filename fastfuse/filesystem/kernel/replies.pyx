@@ -129,7 +129,9 @@ cdef uint64_t queued_count = 0, written_count = 0, seen_count = 0
 cdef int device = -1, room = _MOST_WAITING
 cdef Py_ssize_t large_bytes = _LEAST_BYTES
 
-cdef Requests *requests = NULL
+# Where `keep` says. Before that nobody else has it: the supervisor answers INIT, and no others.
+cdef Requests nowhere
+cdef Requests *requests = &nowhere
 # Used by the loop's thread: the READs of a dead worker, by their places in `requests.reads`, and how many were begun.
 cdef int left[_MOST_KEPT]
 cdef int left_count = 0, left_begun = 0
@@ -188,7 +190,7 @@ def begin_put_off():
 
 cdef void end_request() noexcept:
     """Note that the last request is answered or kept."""
-    if requests != NULL and not is_last_left:
+    if not is_last_left:
         STORE((<fuse_in_header *> requests.message).unique, 0)
 
 
@@ -262,13 +264,11 @@ def fail_under_way(memory, int device_fd, int error):
 cdef char *next_request(int device, ssize_t *size_bytes) noexcept:
     """Return the next request, one of a dead worker first, and its size: 0 if the mount is gone, or a negative errno.
 
-    The request before must be answered, or a READ that is kept. NULL without memory for requests.
+    The request before must be answered, or a READ that is kept.
     """
     global is_last_left, left_begun
     cdef fuse_in_header *head
     cdef Kept *read_left
-    if requests == NULL:
-        return NULL
     head = <fuse_in_header *> requests.message
     if is_last_left:
         is_last_left = False
@@ -297,8 +297,6 @@ cdef void keep_read(const char *message) noexcept nogil:
     cdef Kept one = (<const Kept *> message)[0]
     cdef Kept *place
     cdef uint64_t unique = one.head.unique
-    if requests == NULL:
-        return
     one.head.unique, one.is_begun = 0, not one.crashes
     place = place_of(0, unique)
     if place == NULL:
@@ -310,17 +308,14 @@ cdef void keep_read(const char *message) noexcept nogil:
 
 def begin_read(uint64_t number):
     """Note that a READ begins with which a worker crashed."""
-    cdef Kept *one = NULL if requests == NULL else place_of(number, number)
+    cdef Kept *one = place_of(number, number)
     if one != NULL:
         one.is_begun = True
 
 
 cdef void forget_read(uint64_t unique, bint is_taken) noexcept nogil:
     """Keep a READ no longer: it is answered. Unless the kernel took this answer, another one may have been before it."""
-    cdef Kept *one
-    if requests == NULL:
-        return
-    one = place_of(unique, unique)
+    cdef Kept *one = place_of(unique, unique)
     if one != NULL:
         CLEAR(&one.head.unique, unique)
     elif is_taken and LOADED(requests.lost_count):
@@ -384,8 +379,6 @@ def answer(uint64_t number, data):
         write_or_fail(number, &view)
         PyBuffer_Release(&view)
         return
-    if done != NULL:
-        let_go(NULL)
     pthread_mutex_lock(&lock)
     if thread_count and waiting < room and free != NULL:
         one = free
@@ -419,7 +412,7 @@ def refuse_killed():
     cdef Kept *one
     cdef uint64_t unique
     cdef int at
-    if requests == NULL or left_begun < left_count:
+    if left_begun < left_count:
         return
     killed = {}
     for at in range(_MOST_KEPT):

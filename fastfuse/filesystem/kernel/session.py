@@ -193,7 +193,6 @@ def _shake_hands(operations: pyfuse3.Operations, fd: int, readahead_bytes: int |
     Raises:
         MountError: they do not, so every file would be read as the inode 0; or this kernel will not do.
     """
-    replies.keep(bytearray(replies.REQUESTS_BYTES))  # of this process, which answers no others
     device = os.dup(fd)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -256,7 +255,6 @@ async def _serve_tried(operations: pyfuse3.Operations) -> list[int]:
             await serve()
     finally:
         del operations.readdir
-        interposed.take_reads(None)
     return found
 
 

@@ -184,8 +184,8 @@ def _drops_pages(session_fd: int, nursery: trio.Nursery) -> Callable[[int, list[
 
     async def send() -> None:
         async for notices in take:
-            # The connection may be gone, or there may be no room for a thread. Then the pages are read one by one.
-            with suppress(OSError, RuntimeError):
+            # There may be no room for a thread. Then the pages are read one by one.
+            with suppress(RuntimeError):
                 await trio.to_thread.run_sync(send_notices, session_fd, notices, abandon_on_cancel=True)
 
     def drop(inode: int, ranges: list[tuple[int, int]]) -> None:
