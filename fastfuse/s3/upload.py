@@ -172,8 +172,15 @@ class ObjectWriter:
 
     async def put(self, body: bytes, *, replaces: str = "", deadline_s: float = _UPLOAD_DEADLINE_S) -> str:
         """Make the object hold `body`, and return its ETag. A bucket that locks objects takes its MD5."""
-        extra = self._made | self._condition(replaces) | {"ContentMD5": _base64(await md5_of(body))}
-        reply = await self._request("put_object", deadline_s=deadline_s, Body=body, **extra)
+        digest = await md5_of(body)
+        extra = self._made | self._condition(replaces) | {"ContentMD5": _base64(digest)}
+        try:
+            reply = await self._request("put_object", deadline_s=deadline_s, Body=body, **extra)
+        except WriteConflictError:
+            # An attempt before may have written it, and its answer was lost.
+            if not await self._has(etag := f'"{digest.hex()}"'):
+                raise
+            return etag
         return str(self._field(reply, "ETag"))
 
     async def write(self, fd: int, *, replaces: str = "") -> None:
@@ -268,7 +275,7 @@ class ObjectWriter:
 
         If the service does not tell it, it must be the one that follows from the `digests`: the MD5 of the MD5s. Ceph's
         gateway 16 gives none. After a lost answer to an attempt that succeeded, the next one hears that there is no
-        such upload. Anything may answer 200 that is no S3 service.
+        such upload, or that its condition does not hold. Anything may answer 200 that is no S3 service.
         """
         try:
             reply = await self._request(
@@ -277,8 +284,6 @@ class ObjectWriter:
             if etag := reply.get("ETag"):
                 return str(etag)
             failed: ServiceError = self._bad_reply("no ETag")
-        except WriteConflictError:
-            raise
         except ServiceError as error:
             failed = error
         # Objects that KMS encrypts have other ETags.

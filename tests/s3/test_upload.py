@@ -30,7 +30,15 @@ from bench.s3server import (
     create_chain,
 )
 from bench.s3server.faults import Action
-from fastfuse.errors import AccessError, ConfigurationError, DiskError, ServiceError, SourceError, UploadGoneError
+from fastfuse.errors import (
+    AccessError,
+    ConfigurationError,
+    DiskError,
+    ServiceError,
+    SourceError,
+    UploadGoneError,
+    WriteConflictError,
+)
 from fastfuse.metrics import Counters
 from fastfuse.objects import ObjectRef
 from fastfuse.s3 import upload as module
@@ -454,15 +462,38 @@ class Completing:
         return reply
 
 
+@pytest.mark.parametrize("is_conditional", [False, True])
 async def test_an_upload_whose_last_answer_is_lost_is_whole_although_it_is_gone(
-    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, is_conditional: bool
 ) -> None:
     moto_server.put("lost", SAME_SIZE)
+    replaces = moto_server.client.head_object(Bucket="bucket", Key="lost")["ETag"] if is_conditional else ""
     Completing(monkeypatch, (404, GONE), is_done=True)
     async with writing(moto_server.endpoint_url, "lost") as (_, writer):
-        etag = await writer.stream(pieces_of(*PARTS))
+        etag = await writer.stream(pieces_of(*PARTS), replaces=replaces)
     assert etag == moto_server.client.head_object(Bucket="bucket", Key="lost")["ETag"]
     assert "are still there" not in caplog.text
+
+
+async def test_a_conditional_write_whose_answer_is_lost_is_no_conflict(
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, lost = HttpxSession.send, list[str]()
+
+    async def lose_first(session: HttpxSession, request: AWSPreparedRequest) -> object:
+        reply = await send(session, request)
+        if request.method == "PUT" and not lost:
+            lost.append(request.url)
+            raise HTTPClientError(error=ConnectionResetError(errno.ECONNRESET, "reset"))
+        return reply
+
+    monkeypatch.setattr(HttpxSession, "send", lose_first)
+    async with writing(moto_server.endpoint_url, "lost-put") as (_, writer):
+        etag = await writer.put(b"ours", replaces=module.NO_OBJECT)
+        with pytest.raises(WriteConflictError):
+            await writer.put(b"another", replaces=module.NO_OBJECT)
+    assert lost
+    assert etag == moto_server.client.head_object(Bucket="bucket", Key="lost-put")["ETag"]
 
 
 async def test_an_upload_that_something_has_aborted_is_an_error(
