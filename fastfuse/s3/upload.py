@@ -29,7 +29,6 @@ from fastfuse.errors import (
     ServiceError,
     UploadGoneError,
     WriteConflictError,
-    first_of,
 )
 from fastfuse.objects import EMPTY_ETAG, bare_etag
 from fastfuse.s3.aws import S3Session
@@ -331,8 +330,8 @@ class ObjectWriter:
                     digests.append(b"")
                     size_bytes += len(body)
                     nursery.start_soon(send, parts[-1], body)
-        except ExceptionGroup as group:
-            raise first_of(group) from group
+        except BaseExceptionGroup as group:  # with `trio.Cancelled`, too, if a part failed at that moment
+            raise group.exceptions[0] from group
         return parts, digests, size_bytes
 
     async def _abort(self, upload_id: str, deadline_s: float = _UPLOAD_DEADLINE_S) -> None:

@@ -273,7 +273,8 @@ async def test_each_object_has_its_md5(moto_server: S3Server, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("cancelled", "deadlines"), [("never", [300.0]), ("before", [8.0]), ("meanwhile", [300.0, 8.0])]
+    ("cancelled", "deadlines"),
+    [("never", [300.0]), ("before", [8.0]), ("as a part fails", [8.0]), ("meanwhile", [300.0, 8.0])],
 )
 async def test_aborts_hurry_when_asked(monkeypatch: pytest.MonkeyPatch, cancelled: str, deadlines: list[float]) -> None:
     given_s: list[float] = []
@@ -285,20 +286,40 @@ async def test_aborts_hurry_when_asked(monkeypatch: pytest.MonkeyPatch, cancelle
         if operation == "upload_part":
             if cancelled == "before":
                 scope.cancel()
+            if cancelled == "as a part fails" and not scope.cancel_called:
+                scope.cancel()
+                raise ServiceError("no answer")
             await trio.lowlevel.checkpoint()
             raise ServiceError("no answer")
         given_s.append(deadline_s)
+        if cancelled == "as a part fails":
+            raise ServiceError("no answer")
         if cancelled == "meanwhile":
             scope.cancel()
             await trio.lowlevel.checkpoint()
         return {}
 
     monkeypatch.setattr(ObjectWriter, "_request", request)
-    with trio.CancelScope() as scope:
-        async with writing("http://127.0.0.1:1", "key") as (_, writer):
-            with pytest.raises(ServiceError) if cancelled == "never" else nullcontext():
-                await writer.stream(pieces_of(*PARTS))
+    async with writing("http://127.0.0.1:1", "key") as (_, writer):
+        told = pytest.raises(ServiceError) if cancelled in {"never", "as a part fails"} else nullcontext()
+        with trio.CancelScope() as scope, told:
+            await writer.stream(pieces_of(*PARTS))
     assert given_s == deadlines
+
+
+async def test_a_write_that_is_cancelled_while_it_connects_raises_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An abort is made again in a hurry only then. A nursery of trio tries the addresses of a host."""
+
+    async def try_for_ever(**_: object) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            scope.cancel()
+
+    monkeypatch.setattr("trio.open_tcp_stream", try_for_ever)
+    async with writing("http://127.0.0.1:1", "key") as (_, writer):
+        with trio.CancelScope() as scope, pytest.raises(trio.Cancelled) as caught:
+            await writer.put(b"")
+    assert caught.type is trio.Cancelled
 
 
 async def test_requests_wait_for_a_service_or_for_keys_together(
