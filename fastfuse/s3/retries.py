@@ -95,7 +95,7 @@ class Retries:
     def answered(self) -> None:
         """Note that a request was answered while there is trouble, which is over if none waits to be tried again."""
         self._budget.answered()
-        if self._waiting or not self.is_in_trouble:
+        if self._waiting:
             return
         self.is_in_trouble = False
         if self._repeats.told_s >= self._failed_s:
