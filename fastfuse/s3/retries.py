@@ -152,6 +152,8 @@ class Retries:
                     except MemoryError:
                         final = ServiceError("This process got no memory.", hint="see ulimit -v and the free memory")
                         failed = RetryableError(final, Failure(kind=Kind.BROKEN, detail="no memory"))
+                # Its frames hold it, and would keep the memory of this attempt until a collection, and there are few.
+                failed.__traceback__ = None
                 now_s = trio.current_time()
                 pause_s = made.pause_s(failed.failure.kind, failed.attempts, draw=random.random(), now_s=now_s)
                 if pause_s is None:
@@ -166,6 +168,7 @@ class Retries:
                 await trio.sleep(pause_s)
         finally:
             self._waiting -= min(told, 1)
+            failed = last = None  # which hold the error that is raised, and it this frame
 
     def _end_silence(self) -> None:
         self._silent_since_s, self._answered_s = inf, trio.current_time()

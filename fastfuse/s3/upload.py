@@ -394,7 +394,7 @@ class ObjectWriter:
             if self._outlives_outages and failure.kind is Kind.EXPIRED:
                 # Whatever renews the credentials may be late.
                 failed.attempts = UNTIL_DEADLINE
-            raise failed from safe_cause(error)
+            raise failed from safe_cause(error.with_traceback(None))  # see `Retries`
         except ValueError as error:  # botocore raises it for a malformed header
             raise self._bad_reply("a header that makes no sense") from error
         return reply

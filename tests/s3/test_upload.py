@@ -1,8 +1,10 @@
 """Whole objects, written to an independent server and under faults."""
 
 import errno
+import gc
 import os
 import re
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from datetime import timedelta
@@ -603,6 +605,28 @@ async def test_what_may_not_be_read_again_counts_as_written() -> None:
             assert server.faults.hits(rule) == 1
             server.faults.clear()
             assert (await client.head("bucket", "key")).size_bytes == 4
+
+
+async def test_an_attempt_that_failed_does_not_keep_its_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    send, failures = HttpxSession.send, iter([False, True, False])
+
+    async def lose(session: HttpxSession, request: AWSPreparedRequest) -> object:
+        if next(failures):
+            raise HTTPClientError(error=ConnectionResetError(errno.ECONNRESET, "reset"))
+        return await send(session, request)
+
+    monkeypatch.setattr(HttpxSession, "send", lose)
+    body, references = os.urandom(1000), list[int]()
+    with LoopbackServer({"bucket": MemoryObjects({})}, ServerConfig(writes="unconditional")) as server:
+        async with writing(server.endpoint_url, "key") as (_, writer):
+            gc.disable()
+            try:
+                for _ in range(2):
+                    await writer.put(body)
+                    references.append(sys.getrefcount(body))
+            finally:
+                gc.enable()
+    assert references[0] == references[1]
 
 
 async def test_a_body_goes_in_large_chunks(moto_server: S3Server, fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
