@@ -413,6 +413,9 @@ class _HttpSession(HttpxSession):  # type: ignore[misc]  # aiobotocore has no ty
             if isinstance(error.__context__, httpx2.WriteTimeout):
                 raise ReadTimeoutError(endpoint_url=request.url) from error
             raise
+        except BaseExceptionGroup as error:
+            # Of a cancellation while it connects, as in `routes`.
+            raise error.exceptions[0] from error
 
     def _make_async_client(self) -> httpx2.AsyncClient:
         client: httpx2.AsyncClient = super()._make_async_client()

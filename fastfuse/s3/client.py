@@ -278,7 +278,8 @@ class S3Client:
                 self._routes.put_back(route, connection)
             return data.toreadonly(), head
         except (BadReplyError, BadReplyHeadError, OSError) as error:
-            raise read_failure(error, ref) from error
+            error.__context__ = None  # as the traceback: see `Retries`
+            raise read_failure(error, ref) from error.with_traceback(None)
         finally:
             if _log.isEnabledFor(logging.DEBUG):
                 told = f"{head.status} {head.headers.get('x-amz-request-id', '')}" if head is not None else "no reply"

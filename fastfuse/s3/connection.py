@@ -101,7 +101,6 @@ class Connection:
             OSError: the connection broke in the head, or it stalled.
         """
         self._due_bytes, self._decoder, self._patience = None, None, patience
-        self._pieces.clear()
         self._has_begun = False
         self._asked_s = trio.current_time()
         try:
@@ -161,11 +160,11 @@ class Connection:
         data[:done] = begun
         self._begun = self._begun[done:]
         # More than was told is of another reply.
-        wanted = data[: max(done, min(len(data), done + self._due_bytes))]
-        if len(wanted) - done > TASK_BYTES:
-            done += await self._receive_in_thread(wanted[done:])
-        elif done < len(wanted):
-            done += await self._receive_rest(wanted[done:])
+        wanted = data[done : done + max(0, self._due_bytes)]
+        if len(wanted) > TASK_BYTES:
+            done += await self._receive_in_thread(wanted)
+        elif wanted:
+            done += await self._receive_rest(wanted)
         self._due_bytes -= done - len(begun)
         return done
 

@@ -66,8 +66,9 @@ async def resolve_credentials(session: AioSession) -> Credentials:
                 "or use --no-sign-request for a public bucket.",
             )
         frozen, expires_at = await _frozen(found)
-    except (BotoCoreError, ClientError, OSError, ValueError) as error:
-        # OSError: no token file, or no credential program. ValueError: an unreadable expiry time.
+    except (BotoCoreError, ClientError, OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+        # OSError: no token file, or no credential program. ValueError: an unreadable expiry time. The last three: JSON
+        # that is no object or lacks a field, or an expiry time without a zone.
         raise resolution_error(error) from safe_cause(error)
     if any(_UNSENDABLE.search(part or "") for part in (frozen.access_key, frozen.secret_key, frozen.token)):
         raise AccessError(

@@ -95,7 +95,7 @@ class Retries:
     def answered(self) -> None:
         """Note that a request was answered while there is trouble, which is over if none waits to be tried again."""
         self._budget.answered()
-        if self._waiting or not self.is_in_trouble:
+        if self._waiting:
             return
         self.is_in_trouble = False
         if self._repeats.told_s >= self._failed_s:
@@ -152,6 +152,8 @@ class Retries:
                     except MemoryError:
                         final = ServiceError("This process got no memory.", hint="see ulimit -v and the free memory")
                         failed = RetryableError(final, Failure(kind=Kind.BROKEN, detail="no memory"))
+                # Its frames hold it, and would keep the memory of this attempt until a collection, and there are few.
+                failed.__traceback__ = None
                 now_s = trio.current_time()
                 pause_s = made.pause_s(failed.failure.kind, failed.attempts, draw=random.random(), now_s=now_s)
                 if pause_s is None:
@@ -166,6 +168,7 @@ class Retries:
                 await trio.sleep(pause_s)
         finally:
             self._waiting -= min(told, 1)
+            failed = last = None  # which hold the error that is raised, and it this frame
 
     def _end_silence(self) -> None:
         self._silent_since_s, self._answered_s = inf, trio.current_time()

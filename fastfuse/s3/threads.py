@@ -56,6 +56,8 @@ async def in_thread(work: Callable[[], T]) -> T:
         if is_waiting:
             is_waiting = False
             trio.lowlevel.reschedule(task)
+        else:
+            errors.clear()  # nobody raises it, and the frames of its traceback hold it, and the memory
 
     def give_up(_: object) -> trio.lowlevel.Abort:
         nonlocal is_waiting

@@ -29,7 +29,6 @@ from fastfuse.errors import (
     ServiceError,
     UploadGoneError,
     WriteConflictError,
-    first_of,
 )
 from fastfuse.objects import EMPTY_ETAG, bare_etag
 from fastfuse.s3.aws import S3Session
@@ -172,8 +171,15 @@ class ObjectWriter:
 
     async def put(self, body: bytes, *, replaces: str = "", deadline_s: float = _UPLOAD_DEADLINE_S) -> str:
         """Make the object hold `body`, and return its ETag. A bucket that locks objects takes its MD5."""
-        extra = self._made | self._condition(replaces) | {"ContentMD5": _base64(await md5_of(body))}
-        reply = await self._request("put_object", deadline_s=deadline_s, Body=body, **extra)
+        digest = await md5_of(body)
+        extra = self._made | self._condition(replaces) | {"ContentMD5": _base64(digest)}
+        try:
+            reply = await self._request("put_object", deadline_s=deadline_s, Body=body, **extra)
+        except WriteConflictError:
+            # An attempt before may have written it, and its answer was lost.
+            if not await self._has(etag := f'"{digest.hex()}"'):
+                raise
+            return etag
         return str(self._field(reply, "ETag"))
 
     async def write(self, fd: int, *, replaces: str = "") -> None:
@@ -268,7 +274,7 @@ class ObjectWriter:
 
         If the service does not tell it, it must be the one that follows from the `digests`: the MD5 of the MD5s. Ceph's
         gateway 16 gives none. After a lost answer to an attempt that succeeded, the next one hears that there is no
-        such upload. Anything may answer 200 that is no S3 service.
+        such upload, or that its condition does not hold. Anything may answer 200 that is no S3 service.
         """
         try:
             reply = await self._request(
@@ -277,8 +283,6 @@ class ObjectWriter:
             if etag := reply.get("ETag"):
                 return str(etag)
             failed: ServiceError = self._bad_reply("no ETag")
-        except WriteConflictError:
-            raise
         except ServiceError as error:
             failed = error
         # Objects that KMS encrypts have other ETags.
@@ -326,8 +330,8 @@ class ObjectWriter:
                     digests.append(b"")
                     size_bytes += len(body)
                     nursery.start_soon(send, parts[-1], body)
-        except ExceptionGroup as group:
-            raise first_of(group) from group
+        except BaseExceptionGroup as group:  # with `trio.Cancelled`, too, if a part failed at that moment
+            raise group.exceptions[0] from group
         return parts, digests, size_bytes
 
     async def _abort(self, upload_id: str, deadline_s: float = _UPLOAD_DEADLINE_S) -> None:
@@ -390,7 +394,7 @@ class ObjectWriter:
             if self._outlives_outages and failure.kind is Kind.EXPIRED:
                 # Whatever renews the credentials may be late.
                 failed.attempts = UNTIL_DEADLINE
-            raise failed from safe_cause(error)
+            raise failed from safe_cause(error.with_traceback(None))  # see `Retries`
         except ValueError as error:  # botocore raises it for a malformed header
             raise self._bad_reply("a header that makes no sense") from error
         return reply

@@ -486,6 +486,7 @@ def test_another_server_takes_conditions_alike(
             assert first is not None
             assert first.size_bytes == 6 << 20
             assert first.age_s < 60
+            os.pwrite(fd, b"another", 0)
             with pytest.raises(WriteConflictError):
                 await writer.write(fd, replaces=NO_OBJECT)
             await writer.put(b"another", replaces=first.etag)

@@ -1,10 +1,12 @@
 """The S3 client, plain and over TLS: connections are used again or replaced, and hostile replies are refused."""
 
+import gc
 import gzip
 import re
 import socket
 import socketserver
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
@@ -26,11 +28,13 @@ from bench.s3server import (
     Limit,
     LoopbackServer,
     MemoryObjects,
+    Reset,
     ServerConfig,
     Stall,
     TlsFiles,
     create_chain,
 )
+from bench.s3server.faults import Action
 from fastfuse.errors import (
     BadReplyError,
     DeadlineError,
@@ -47,7 +51,7 @@ from fastfuse.objects import EMPTY_ETAG, ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
-from fastfuse.s3.connection import Connection, Patience
+from fastfuse.s3.connection import TASK_BYTES, Connection, Patience
 from fastfuse.s3.routes import Route
 from tests.s3 import hostile
 from tests.s3.canned import Target, canned_server, chunks
@@ -232,6 +236,35 @@ async def test_a_connection_given_up_before_its_thread_begins_is_closed_by_it(mo
         while ours.fileno() >= 0:
             await trio.lowlevel.checkpoint()
     assert not any(body)
+
+
+@pytest.mark.parametrize(
+    ("action", "size_bytes"), [(Reset(100_000), len(DATA)), (Stall(100_000), len(DATA)), (Stall(100_000), 200_000)]
+)
+async def test_an_attempt_that_failed_keeps_no_memory_until_a_collection(
+    action: Action, size_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[weakref.ref[object]] = []
+
+    def take(size_bytes: int) -> memoryview:
+        if size_bytes <= TASK_BYTES:  # no thread may be about to drop it
+            assert all(memory() is None for memory in taken)
+        memory = np.empty(size_bytes, np.uint8)
+        taken.append(weakref.ref(memory))
+        return memory.data
+
+    async with loopback_client({"key": DATA}, connection=replace(IN_A_REGION, deadline_s=6.0)) as (server, reader):
+        monkeypatch.setattr(reader._buffers, "take", take)
+        server.faults.add(FaultRule(action=action, operation="GetObject", times=1))
+        gc.disable()
+        try:
+            await reader.get(REF, 0, size_bytes)
+            with trio.fail_after(10):
+                while any(memory() is not None for memory in taken):  # a thread may be about to drop it
+                    await trio.lowlevel.checkpoint()
+        finally:
+            gc.enable()
+    assert len(taken) == 2
 
 
 @pytest.mark.parametrize("after_bytes", [0, 300_000])

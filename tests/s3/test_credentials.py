@@ -33,6 +33,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.credentials import Credentials, CredentialSource
+from tests.s3.canned import canned_server
 from tests.s3.places import IN_A_REGION, loopback_client
 from tests.servers import SECRET_KEY, configure
 
@@ -107,6 +108,27 @@ async def test_a_credential_process_that_fails_does_not_show_what_it_printed(aws
         await source_of(ConnectionConfig(profile="process")).current()
     assert "leaked-secret" not in str(caught.value) + caught.value.hint
     assert "leaked-secret" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    "printed",
+    ["keys", "[]", '{"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "s", "Expiration": "2099-01-01T00:00:00"}'],
+)
+async def test_a_credential_process_that_prints_something_else_is_told(
+    aws_environment: Path, tmp_path: Path, printed: str
+) -> None:
+    (tmp_path / "reply").write_text(printed)
+    write_process_profile(aws_environment, tmp_path / "reply", calls=tmp_path / "calls")
+    with pytest.raises(AccessError, match="cannot be had"):
+        await source_of(ConnectionConfig(profile="process")).current()
+
+
+@pytest.mark.usefixtures("no_environment_keys")
+async def test_a_container_that_gives_no_keys_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with canned_server(lambda _: (200, {}, b"{}")) as server:
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{server.url}/keys")
+        with pytest.raises(AccessError, match="cannot be had"):
+            await source_of().current()
 
 
 @pytest.mark.usefixtures("no_environment_keys")

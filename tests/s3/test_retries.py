@@ -1,4 +1,6 @@
+import gc
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -48,6 +50,30 @@ async def test_a_last_attempt_without_answer_ends_with_the_error_before(autojump
         await Retries().run(attempt, name="x")
     assert not scope.cancelled_caught
     assert 29 < trio.current_time() - began < 30
+
+
+class Memory:
+    """What can be referred to weakly."""
+
+
+@pytest.mark.parametrize("times", [1, inf])
+async def test_nothing_is_kept_of_attempts_that_failed(times: float, autojump_clock: MockClock) -> None:
+    made: list[weakref.ref[Memory]] = []
+
+    async def attempt(memory: Memory) -> None:
+        await trio.lowlevel.checkpoint()
+        made.append(weakref.ref(memory))
+        if len(made) <= times:
+            failed = RetryableError(UnavailableError("failure"), EXPIRED)
+            raise failed
+
+    gc.disable()
+    try:
+        with suppress(UnavailableError):
+            await Retries().run(partial(attempt, Memory()), name="x")
+        assert made[0]() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_failure_before_is_an_attempt(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:

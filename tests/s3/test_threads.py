@@ -38,20 +38,26 @@ class Part(bytearray):
     """What can be referred to weakly."""
 
 
-@pytest.mark.parametrize("fails", [False, True])
-async def test_nothing_is_kept_of_a_work_that_is_done_be_it_failed(fails: bool) -> None:
-    part = Part()
+@pytest.mark.parametrize(("fails", "is_cancelled"), [(False, False), (True, False), (True, True)])
+async def test_nothing_is_kept_of_a_work_that_is_done_be_it_failed(fails: bool, is_cancelled: bool) -> None:
+    part, words = Part(), SimpleQueue[int]()
 
     def work(part: Part) -> int:
+        words.get(timeout=DEADLINE_S)
         part.append(0)
         return len(part) // (0 if fails else 1)
 
     gone = weakref.ref(part)
     gc.disable()
     try:
-        with suppress(ZeroDivisionError):
+        with trio.CancelScope() as scope, suppress(ZeroDivisionError):
+            if is_cancelled:
+                scope.cancel()
+            else:
+                words.put(0)
             assert await in_thread(partial(work, part)) == 1
             assert not fails
+        words.put(0)
         del part
         with trio.fail_after(DEADLINE_S):
             while gone() is not None:  # the thread may be about to drop it

@@ -1,8 +1,10 @@
 """Whole objects, written to an independent server and under faults."""
 
 import errno
+import gc
 import os
 import re
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from datetime import timedelta
@@ -30,7 +32,15 @@ from bench.s3server import (
     create_chain,
 )
 from bench.s3server.faults import Action
-from fastfuse.errors import AccessError, ConfigurationError, DiskError, ServiceError, SourceError, UploadGoneError
+from fastfuse.errors import (
+    AccessError,
+    ConfigurationError,
+    DiskError,
+    ServiceError,
+    SourceError,
+    UploadGoneError,
+    WriteConflictError,
+)
 from fastfuse.metrics import Counters
 from fastfuse.objects import ObjectRef
 from fastfuse.s3 import upload as module
@@ -265,7 +275,8 @@ async def test_each_object_has_its_md5(moto_server: S3Server, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("cancelled", "deadlines"), [("never", [300.0]), ("before", [8.0]), ("meanwhile", [300.0, 8.0])]
+    ("cancelled", "deadlines"),
+    [("never", [300.0]), ("before", [8.0]), ("as a part fails", [8.0]), ("meanwhile", [300.0, 8.0])],
 )
 async def test_aborts_hurry_when_asked(monkeypatch: pytest.MonkeyPatch, cancelled: str, deadlines: list[float]) -> None:
     given_s: list[float] = []
@@ -277,20 +288,40 @@ async def test_aborts_hurry_when_asked(monkeypatch: pytest.MonkeyPatch, cancelle
         if operation == "upload_part":
             if cancelled == "before":
                 scope.cancel()
+            if cancelled == "as a part fails" and not scope.cancel_called:
+                scope.cancel()
+                raise ServiceError("no answer")
             await trio.lowlevel.checkpoint()
             raise ServiceError("no answer")
         given_s.append(deadline_s)
+        if cancelled == "as a part fails":
+            raise ServiceError("no answer")
         if cancelled == "meanwhile":
             scope.cancel()
             await trio.lowlevel.checkpoint()
         return {}
 
     monkeypatch.setattr(ObjectWriter, "_request", request)
-    with trio.CancelScope() as scope:
-        async with writing("http://127.0.0.1:1", "key") as (_, writer):
-            with pytest.raises(ServiceError) if cancelled == "never" else nullcontext():
-                await writer.stream(pieces_of(*PARTS))
+    async with writing("http://127.0.0.1:1", "key") as (_, writer):
+        told = pytest.raises(ServiceError) if cancelled in {"never", "as a part fails"} else nullcontext()
+        with trio.CancelScope() as scope, told:
+            await writer.stream(pieces_of(*PARTS))
     assert given_s == deadlines
+
+
+async def test_a_write_that_is_cancelled_while_it_connects_raises_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An abort is made again in a hurry only then. A nursery of trio tries the addresses of a host."""
+
+    async def try_for_ever(**_: object) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            scope.cancel()
+
+    monkeypatch.setattr("trio.open_tcp_stream", try_for_ever)
+    async with writing("http://127.0.0.1:1", "key") as (_, writer):
+        with trio.CancelScope() as scope, pytest.raises(trio.Cancelled) as caught:
+            await writer.put(b"")
+    assert caught.type is trio.Cancelled
 
 
 async def test_requests_wait_for_a_service_or_for_keys_together(
@@ -454,15 +485,38 @@ class Completing:
         return reply
 
 
+@pytest.mark.parametrize("is_conditional", [False, True])
 async def test_an_upload_whose_last_answer_is_lost_is_whole_although_it_is_gone(
-    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, is_conditional: bool
 ) -> None:
     moto_server.put("lost", SAME_SIZE)
+    replaces = moto_server.client.head_object(Bucket="bucket", Key="lost")["ETag"] if is_conditional else ""
     Completing(monkeypatch, (404, GONE), is_done=True)
     async with writing(moto_server.endpoint_url, "lost") as (_, writer):
-        etag = await writer.stream(pieces_of(*PARTS))
+        etag = await writer.stream(pieces_of(*PARTS), replaces=replaces)
     assert etag == moto_server.client.head_object(Bucket="bucket", Key="lost")["ETag"]
     assert "are still there" not in caplog.text
+
+
+async def test_a_conditional_write_whose_answer_is_lost_is_no_conflict(
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, lost = HttpxSession.send, list[str]()
+
+    async def lose_first(session: HttpxSession, request: AWSPreparedRequest) -> object:
+        reply = await send(session, request)
+        if request.method == "PUT" and not lost:
+            lost.append(request.url)
+            raise HTTPClientError(error=ConnectionResetError(errno.ECONNRESET, "reset"))
+        return reply
+
+    monkeypatch.setattr(HttpxSession, "send", lose_first)
+    async with writing(moto_server.endpoint_url, "lost-put") as (_, writer):
+        etag = await writer.put(b"ours", replaces=module.NO_OBJECT)
+        with pytest.raises(WriteConflictError):
+            await writer.put(b"another", replaces=module.NO_OBJECT)
+    assert lost
+    assert etag == moto_server.client.head_object(Bucket="bucket", Key="lost-put")["ETag"]
 
 
 async def test_an_upload_that_something_has_aborted_is_an_error(
@@ -551,6 +605,28 @@ async def test_what_may_not_be_read_again_counts_as_written() -> None:
             assert server.faults.hits(rule) == 1
             server.faults.clear()
             assert (await client.head("bucket", "key")).size_bytes == 4
+
+
+async def test_an_attempt_that_failed_does_not_keep_its_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    send, failures = HttpxSession.send, iter([False, True, False])
+
+    async def lose(session: HttpxSession, request: AWSPreparedRequest) -> object:
+        if next(failures):
+            raise HTTPClientError(error=ConnectionResetError(errno.ECONNRESET, "reset"))
+        return await send(session, request)
+
+    monkeypatch.setattr(HttpxSession, "send", lose)
+    body, references = os.urandom(1000), list[int]()
+    with LoopbackServer({"bucket": MemoryObjects({})}, ServerConfig(writes="unconditional")) as server:
+        async with writing(server.endpoint_url, "key") as (_, writer):
+            gc.disable()
+            try:
+                for _ in range(2):
+                    await writer.put(body)
+                    references.append(sys.getrefcount(body))
+            finally:
+                gc.enable()
+    assert references[0] == references[1]
 
 
 async def test_a_body_goes_in_large_chunks(moto_server: S3Server, fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
