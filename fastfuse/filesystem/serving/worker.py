@@ -164,7 +164,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) 
         nursery.start_soon(report.beat)
         nursery.start_soon(_show, task.board, reads, retries, counters)
         nursery.start_soon(_watch_memory, limit_bytes, settings.memory_target_bytes, counters, retire)
-        nursery.start_soon(_take_handed_over, task, WatchedReads(engine, reads, gets), nursery, retire)
+        nursery.start_soon(_take_handed_over, task, WatchedReads(engine, reads, gets), direct_files, nursery, retire)
         nursery.start_soon(_connect, client, buckets, direct_files)
         task.messages.send(READY)
         _start_replies(task.session_fd)
@@ -233,7 +233,11 @@ async def _prepare(client: S3Client, bucket: str) -> None:
 
 
 async def _take_handed_over(
-    task: WorkerTask, watched: WatchedReads, nursery: trio.Nursery, retire: Callable[[], None]
+    task: WorkerTask,
+    watched: WatchedReads,
+    direct_files: DirectFiles,
+    nursery: trio.Nursery,
+    retire: Callable[[], None],
 ) -> None:
     messages = task.messages
     while True:
@@ -253,6 +257,7 @@ async def _take_handed_over(
                 retire()
                 return
             messages.send(SWAPPED)
+            nursery.start_soon(direct_files.arm)
         elif not descriptors:
             _log.warning("no descriptor is left for what the supervisor hands over; see ulimit -n")
         elif what == LOG_FILE:
