@@ -68,9 +68,9 @@ TABLE, LOG_FILE, REQUEST, LOG_LEVEL = b"t", b"l", b"r", b"v"
 _MOST_MESSAGE_BYTES = 8192
 # A thread that GETs has 264 KiB of buffer, and 256 of stack.
 _BYTES_PER_THREAD = 2 << 20
-# The threshold of full collections. One looks through all that is held, and no reader is served for 40 to 200 ms.
-# Hardly anything refers to itself for long: `_watch_memory` collects it.
-_NEVER = (1 << 31) - 1
+# Young collections between full ones; Python's default is 10. A full one looks through all that is held, and no reader
+# is served for 40 to 200 ms. Only a read that fails leaves objects that refer to themselves, about a hundred.
+_COLLECTIONS = 100
 # Faults of maps whose notices wait for the one that waits for a READ, which may take until its deadline.
 _MOST_UNSENT_NOTICES = 256
 
@@ -112,7 +112,7 @@ def run_worker(task: WorkerTask) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     # The objects up to here live on; a full collection would look through them, and no reader be served for 45 ms.
     gc.freeze()
-    gc.set_threshold(*gc.get_threshold()[:2], _NEVER)
+    gc.set_threshold(*gc.get_threshold()[:2], _COLLECTIONS)
     cache = open_or_none(task.settings.cache, worker_uid())  # first: nobody may not open it
     become_nobody()
     ask_for_credentials(task.session, task.credentials)
@@ -381,7 +381,7 @@ async def _watch_memory(parts_bytes: int, target_bytes: int, counters: Counters,
         with suppress(OSError):  # no descriptor is left for now
             used_bytes = private_bytes()
             if used_bytes > kept_bytes:
-                gc.collect()  # nothing else does (`_NEVER`)
+                gc.collect()
                 trim_malloc()  # takes 2 to 20 ms
                 used_bytes = private_bytes()
                 kept_bytes = max(kept_bytes, used_bytes)  # what could not be given back is in use
