@@ -5,7 +5,7 @@ import os
 import socket
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, cast
 from unittest.mock import Mock
 
@@ -154,6 +154,27 @@ async def test_an_engine_that_has_enough_makes_the_sender_wait() -> None:
             assert worker.counted() == (0, 0)
             worker.orders[0].gate.set()
             await until(lambda: worker.counted()[0] == sent_bytes // 2)
+
+
+async def test_the_loop_takes_requests_after_each_batch_however_many_announce_at_once() -> None:
+    looked_up = [0]
+
+    class Turns(trio.abc.Instrument):
+        def before_io_wait(self, timeout: float) -> None:
+            looked_up.append(0)
+
+    def look_up(_: bytes) -> int:
+        looked_up[-1] += 1
+        return 1
+
+    async with working("a") as worker, AsyncExitStack() as clients:
+        worker.taker._file = look_up  # type: ignore[assignment]
+        connected = [await clients.enter_async_context(await worker.served()) for _ in range(8)]
+        trio.lowlevel.add_instrument(Turns())
+        for client in connected:  # before the loop's next turn
+            os.write(client.socket.fileno(), b"a\0" * 2 * hints._BATCH_PATHS)
+        await until(lambda: worker.counted()[0] == 16 * hints._BATCH_PATHS)
+        assert max(looked_up) == hints._BATCH_PATHS
 
 
 async def test_an_order_is_withdrawn_when_its_sender_hangs_up_although_the_engine_lets_it_wait() -> None:

@@ -8,7 +8,7 @@ from fastfuse.filesystem.kernel.fuse import replies
 from fastfuse.filesystem.kernel.in_hand import Read, ReadsInHand
 
 # Where `replies` keeps the READs, after the message and two numbers; and how, but for what nobody looks at.
-_READS = (64 << 10) + 16
+_READS = (8 << 10) + 16
 _KEPT = struct.Struct("=8xQQ24xQI20xII24x")  # number, inode, offset, size, crashes, whether it is begun
 
 READS = st.builds(Read, st.integers(2, 4), st.integers(0, 3).map(lambda n: n * 10), st.just(10))

@@ -216,7 +216,7 @@ def test_where_there_is_no_room_for_threads_none_write() -> None:
 
 
 # Where the reads that are not answered lie, after the message and two numbers; each has its own at its bytes 8 to 16.
-_LOST_COUNT, _READS = 64 << 10, (64 << 10) + 16
+_LOST_COUNT, _READS = 8 << 10, (8 << 10) + 16
 
 
 @contextmanager

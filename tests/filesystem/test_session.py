@@ -525,7 +525,7 @@ def test_other_modules_are_loaded_as_before() -> None:
 
 
 # Where `replies` keeps the number of the request that was begun last: after the message and the count of lost reads.
-_BEGUN = (64 << 10) + 8
+_BEGUN = (8 << 10) + 8
 
 
 @contextmanager

@@ -3,13 +3,31 @@
 import ctypes
 import errno
 import os
+import re
 import stat
 import subprocess
 from collections.abc import Iterator
 
 import pytest
 
-from tests.semantics.places import BUCKET, Place, errno_of, place
+from tests.filesystem.waiting import wait_until
+from tests.semantics.places import BUCKET, Place, errno_of, forget, place
+
+# Tells how many inodes the kernel forgets at once, which leaves as many objects as in a mount of millions of files.
+_TELLS_FORGOTTEN = """
+import gc
+from fastfuse.filesystem.serving.operations import MountOperations
+forget, left = MountOperations.forget, []
+async def tell(self, inodes):
+    print("forgotten:", len(inodes), file=sys.stderr, flush=True)
+    left.extend([] for _ in range(50_000))
+    await forget(self, inodes)
+MountOperations.forget = tell
+def collect(phase, info):
+    if phase == "start" and info["generation"] == 2:
+        print("all objects are looked through", file=sys.stderr, flush=True)
+gc.callbacks.append(collect)
+"""
 
 # In ASCII order of their meaning, not of their bytes: what has to be escaped in XML, in a URL, in a log line or not at
 # all, and what a path may be mistaken for.
@@ -126,3 +144,19 @@ def test_a_reader_of_a_directory_can_go_back_to_any_entry(wide: Place) -> None:
         assert names_from(entries[position][1], directory) == entries[position + 1 :]
     assert names_from(0, directory) == entries
     libc.closedir(ctypes.c_void_p(directory))
+
+
+def test_names_that_the_kernel_forgets_hold_the_loop_for_a_moment_only() -> None:
+    """D6"""
+    names = {f"{index:04}" for index in range(1500)}
+    with place(dict.fromkeys(names, b"x"), change=_TELLS_FORGOTTEN) as here:
+        started = here.mount.log
+        assert {entry.name for entry in os.scandir(here.path) if entry.stat().st_size} == names
+        forget(here.path)
+
+        def forgotten() -> list[int]:
+            return [int(count) for count in re.findall(r"forgotten: (\d+)", here.mount.log)]
+
+        wait_until(lambda: sum(forgotten()) >= len(names))
+        assert max(forgotten()) < 512
+        assert "all objects" not in here.mount.log.removeprefix(started)

@@ -14,7 +14,7 @@ from bench.s3server import ACCESS_DENIED, FaultRule, MemoryObjects, Stall
 from bench.s3server.faults import INTERNAL_ERROR, Action, Truncate
 from tests.filesystem.waiting import wait_until
 from tests.mounting import Mount
-from tests.semantics.places import Place, block_bytes, gets, place
+from tests.semantics.places import Place, block_bytes, gets, place, refresh
 from tests.semantics.test_lifecycle import stopping
 from tests.semantics.test_metrics import Scrape, settle
 
@@ -89,6 +89,14 @@ def test_what_threads_read_is_right_and_counted_once() -> None:
         assert scrape["waiting_reads",] == 0
         # Those that threads read and those that they leave alone.
         assert {record.key for record in gets(here)} == set(NAMES)
+
+
+def test_threads_read_at_once_after_a_refresh() -> None:
+    """L6"""
+    change = "from fastfuse.filesystem.serving import direct_files\ndirect_files._LOOK_EVERY_S = 3600.0\n"
+    with place(objects(), change=change) as here:
+        refresh(here.path)
+        read_until_threads_do(here)
 
 
 def test_readers_of_small_files_do_not_notice_that_workers_die() -> None:
