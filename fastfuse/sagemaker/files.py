@@ -326,9 +326,10 @@ def _put_aside(paths: JobPaths, base_fd: int, synced: Collection[Path], *, fetch
             raise ConfigurationError(
                 f"{path} has files, and a job begins without any", hint="empty it, or begin with them (--keep)"
             )
-    leftovers = list(_leftovers(paths, [*synced, *(paths.base / below for below in earlier)], has_run=name is not None))
-    if fetches_code and name is not None and _has_files(paths.code):
-        leftovers.append(paths.code)
+    places = [*synced, *(paths.base / below for below in earlier)]
+    if fetches_code and name is not None:
+        places.append(paths.code)
+    leftovers = list(_leftovers(paths, places, has_run=name is not None))
     if not leftovers:
         return None
     if name is None:
