@@ -236,7 +236,7 @@ def claim_base_dir(paths: JobPaths) -> int:
 
     Raises:
         BaseDirInUseError: another run is there.
-        ConfigurationError: the base directory is another user's, or cannot be made.
+        ConfigurationError: the base directory is another user's, or cannot be made or locked.
         DiskError: the disk is full.
     """
     try:
@@ -253,6 +253,12 @@ def claim_base_dir(paths: JobPaths) -> int:
         raise BaseDirInUseError(
             f"another fastfuse run uses {paths.base}",
             hint="wait for its end, or give another --base-dir; processes of one job share it with --share",
+        ) from error
+    except OSError as error:  # of a file system without locks, such as Lustre that was mounted without -o flock
+        os.close(fd)
+        raise ConfigurationError(
+            f"{paths.base} cannot be locked: {error.strerror}",
+            hint="give a --base-dir in a file system with locks, or mount this one with them",
         ) from error
     return fd
 
