@@ -92,7 +92,7 @@ def _below(root: Path, source: LocalDirectory) -> Path:
     # An NFS or Lustre mount of HOST:/FOLDER shows that folder, and DirectoryPath begins at the file system's root: on
     # FSx for Lustre with the mount name.
     _, _, folder = mount.source.rpartition(":/")
-    path = PurePosixPath(source.path)
+    path = PurePosixPath(f"/{source.path.lstrip('/')}")  # more slashes at its begin mean one
     is_shown = mount.path == root and path.is_relative_to(f"/{folder}")
     place = root / path.relative_to(f"/{folder}" if is_shown else "/")
     found = Path(os.path.realpath(place, strict=True))
@@ -145,7 +145,8 @@ def _find_lines(source: LocalDirectory, place: Path, origin: IndexOrigin) -> tup
         return [name.encode() for name in below]
 
     if (shard := origin.shard) is not None:
-        sizes = {name: size_bytes for name, size_bytes, _ in _look_at(found, {*names(lines)}) if shard.by_bytes}
+        weighed = {*names(lines)} if shard.by_bytes else ()
+        sizes = {name: size_bytes for name, size_bytes, _ in _look_at(found, weighed)}
         loads = [sum(sizes.get(name, 0) for name in names([line])) for line in lines]
         lines = [lines[at] for at in shard.positions(loads)]
     made = (os.path.basename(source.path).encode(), filtered_manifest(lines))

@@ -160,6 +160,11 @@ def test_hosts_share_the_lines_of_an_augmented_manifest(tmp_path: Path, by_bytes
     path = augmented(tmp_path / "m", *(f"file://{directory}/{name}" for name in ("small", "tiny", "large", "small")))
     shares = [streamed(path, Shard(index=index, count=2, by_bytes=by_bytes))[1::2] for index in range(2)]
     assert shares == ([[b"2"], [b"0", b"1", b"3"]] if by_bytes else [[b"0", b"2"], [b"1", b"3"]])
+    (directory / "tiny").unlink()  # it is looked at where it is read, and where bytes are to be divided
+    with pytest.raises(SourceError, match="tiny"):
+        streamed(path, Shard(index=1 - by_bytes, count=2, by_bytes=by_bytes))
+    if not by_bytes:
+        assert streamed(path, Shard(index=0, count=2))
 
 
 @pytest.mark.parametrize(
