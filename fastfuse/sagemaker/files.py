@@ -236,7 +236,7 @@ def claim_base_dir(paths: JobPaths) -> int:
 
     Raises:
         BaseDirInUseError: another run is there.
-        ConfigurationError: the base directory is another user's, or cannot be made.
+        ConfigurationError: the base directory is another user's, or cannot be made or locked.
         DiskError: the disk is full.
     """
     try:
@@ -253,6 +253,12 @@ def claim_base_dir(paths: JobPaths) -> int:
         raise BaseDirInUseError(
             f"another fastfuse run uses {paths.base}",
             hint="wait for its end, or give another --base-dir; processes of one job share it with --share",
+        ) from error
+    except OSError as error:  # of a file system without locks, such as Lustre that was mounted without -o flock
+        os.close(fd)
+        raise ConfigurationError(
+            f"{paths.base} cannot be locked: {error.strerror}",
+            hint="give a --base-dir in a file system with locks, or mount this one with them",
         ) from error
     return fd
 
@@ -326,9 +332,10 @@ def _put_aside(paths: JobPaths, base_fd: int, synced: Collection[Path], *, fetch
             raise ConfigurationError(
                 f"{path} has files, and a job begins without any", hint="empty it, or begin with them (--keep)"
             )
-    leftovers = list(_leftovers(paths, [*synced, *(paths.base / below for below in earlier)], has_run=name is not None))
-    if fetches_code and name is not None and _has_files(paths.code):
-        leftovers.append(paths.code)
+    places = [*synced, *(paths.base / below for below in earlier)]
+    if fetches_code and name is not None:
+        places.append(paths.code)
+    leftovers = list(_leftovers(paths, places, has_run=name is not None))
     if not leftovers:
         return None
     if name is None:

@@ -50,8 +50,8 @@ class Found(NamedTuple):
     root: Path
 
 
-def find_directory(source: LocalDirectory, place: Path, *, allow_empty: bool) -> Found:
-    """Return where the directory is that a channel will show at `place`.
+def find_directory(source: LocalDirectory, place: Path | None, *, allow_empty: bool) -> Found:
+    """Return where the directory is that a channel will show at `place`; None: it shows files that a manifest names.
 
     Raises:
         ConfigurationError: `place` lies in the directory.
@@ -73,7 +73,7 @@ def find_directory(source: LocalDirectory, place: Path, *, allow_empty: bool) ->
             f"the directory {str(path)!r} is empty",
             hint="is its file system mounted? With --allow-empty it is taken as it is",
         )
-    if Path(os.path.realpath(place.parent), place.name).is_relative_to(path):
+    if place is not None and Path(os.path.realpath(place.parent), place.name).is_relative_to(path):
         raise ConfigurationError(
             f"the directory {str(path)!r} holds {str(place)!r}, where the channel belongs",
             hint="leave the channel out if its data are there already, or give another --base-dir",
@@ -92,7 +92,7 @@ def _below(root: Path, source: LocalDirectory) -> Path:
     # An NFS or Lustre mount of HOST:/FOLDER shows that folder, and DirectoryPath begins at the file system's root: on
     # FSx for Lustre with the mount name.
     _, _, folder = mount.source.rpartition(":/")
-    path = PurePosixPath(source.path)
+    path = PurePosixPath(f"/{source.path.lstrip('/')}")  # more slashes at its begin mean one
     is_shown = mount.path == root and path.is_relative_to(f"/{folder}")
     place = root / path.relative_to(f"/{folder}" if is_shown else "/")
     found = Path(os.path.realpath(place, strict=True))
@@ -109,7 +109,7 @@ _ALLOW_EMPTY = "--allow-empty takes it as it is"
 _File = tuple[bytes, int, int]
 
 
-def _find_named(source: LocalDirectory, place: Path, origin: IndexOrigin) -> tuple[Found, InodeTable]:
+def _find_named(source: LocalDirectory, origin: IndexOrigin) -> tuple[Found, InodeTable]:
     """Return the directory of the prefix of a manifest, and a table of the files that it names, in its order."""
     directory = ""
 
@@ -123,11 +123,11 @@ def _find_named(source: LocalDirectory, place: Path, origin: IndexOrigin) -> tup
     names = [one.key.encode() for one in read_manifest(_read(source.path), source.path, below)]
     if not names and not origin.allow_empty:
         raise EmptySourceError(f"the manifest {source.path!r} names no file", hint=_ALLOW_EMPTY)
-    found = find_directory(LocalDirectory(path=directory), place, allow_empty=origin.allow_empty)
+    found = find_directory(LocalDirectory(path=directory), None, allow_empty=origin.allow_empty)
     return found, list_files(found, origin.shard, allow_empty=origin.allow_empty, names=names)
 
 
-def _find_lines(source: LocalDirectory, place: Path, origin: IndexOrigin) -> tuple[Found, InodeTable]:
+def _find_lines(source: LocalDirectory, origin: IndexOrigin) -> tuple[Found, InodeTable]:
     """Return the directory that holds every file of an augmented manifest, and a table of the files of a host's lines.
 
     The table has these lines, too, as a file of the manifest's name. Links in the path of the directory stay, because
@@ -138,14 +138,15 @@ def _find_lines(source: LocalDirectory, place: Path, origin: IndexOrigin) -> tup
         raise EmptySourceError(f"the manifest {source.path!r} has no lines", hint=_ALLOW_EMPTY)
     folders = {one.bucket for line in lines for one in line.references}
     directory = os.path.commonpath(folders or {os.path.dirname(source.path)})
-    found = find_directory(LocalDirectory(path=directory), place, allow_empty=True)._replace(path=Path(directory))
+    found = find_directory(LocalDirectory(path=directory), None, allow_empty=True)._replace(path=Path(directory))
 
     def names(lines: Iterable[AugmentedLine]) -> list[bytes]:
-        below = (f"{one.bucket}/{one.key}"[len(directory) + 1 :] for line in lines for one in line.references)
-        return [name.encode() for name in below]
+        files = (f"{one.bucket}/{one.key}" for line in lines for one in line.references)
+        return [file.removeprefix(directory).lstrip("/").encode() for file in files]
 
     if (shard := origin.shard) is not None:
-        sizes = {name: size_bytes for name, size_bytes, _ in _look_at(found, {*names(lines)}) if shard.by_bytes}
+        weighed = {*names(lines)} if shard.by_bytes else ()
+        sizes = {name: size_bytes for name, size_bytes, _ in _look_at(found, weighed)}
         loads = [sum(sizes.get(name, 0) for name in names([line])) for line in lines]
         lines = [lines[at] for at in shard.positions(loads)]
     made = (os.path.basename(source.path).encode(), filtered_manifest(lines))
@@ -242,9 +243,9 @@ def find_files(source: LocalDirectory, place: Path, origin: IndexOrigin) -> tupl
         FastfuseError: a manifest cannot be read, or as `find_directory` and `list_files`.
     """
     if origin.kind is SourceKind.AUGMENTED_MANIFEST:
-        return _find_lines(source, place, origin)
+        return _find_lines(source, origin)
     if origin.kind is SourceKind.MANIFEST:
-        return _find_named(source, place, origin)
+        return _find_named(source, origin)
     found = find_directory(source, place, allow_empty=origin.allow_empty)
     return found, list_files(found, origin.shard, allow_empty=origin.allow_empty)
 

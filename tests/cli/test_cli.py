@@ -146,6 +146,14 @@ class TestMount:
         assert (settings.allow_other, settings.uid, settings.memory_target_bytes) == (True, 7, 128 * 2**20)
         assert settings.connection == ConnectionConfig(region="eu-west-1", sign_request=False)
 
+    def test_a_mount_that_is_only_pretended_is_not_made(
+        self, mounts: Mounts, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """As ``mount -fav`` asks for it."""
+        assert main(["s3://b", "/m", "-f", "-v", "-o", "ro"]) == 0
+        assert "nothing is mounted at /m" in capfd.readouterr().err
+        assert not mounts.settings
+
     def test_the_environment_sets_what_is_left_out(self, mounts: Mounts, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FASTFUSE_SOURCE", "s3://from/env")
         monkeypatch.setenv("FASTFUSE_MOUNTPOINT", "/mnt/env")

@@ -140,6 +140,7 @@ def test_nothing_of_a_job_that_sagemaker_ran_is_sent_or_replaced() -> None:
         (("CheckpointConfig",), {"LocalPath": "/opt/ml/checkpoints"}, "CheckpointConfig.S3Uri: is missing"),
         (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "/opt/ml/"}, "is no place for files that go to S3"),
         (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "/opt/ml/input/x"}, "is no place for files"),
+        (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "/opt/ml/runs"}, "is no place for files"),
         (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "/tmp/../opt"}, "is no place for files"),
         (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "//"}, "is no place for files that go to S3"),
         (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "//opt/ml"}, "is no place for files that go to S3"),

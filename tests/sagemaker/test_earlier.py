@@ -135,6 +135,9 @@ def test_code_that_was_fetched_for_the_earlier_run_goes_with_it(paths: JobPaths)
     assert aside is not None
     assert (aside / "code/train.py").exists()
     assert not paths.code.exists()
+    fill(paths.base, "code/saved/1")
+    assert put_aside(paths, "job-4", keeps=False, fetches_code=True, synced=[paths.code / "saved"]) is not None
+    assert files(paths.base) == {"runs/job-2/code/train.py", "runs/job-3/code/saved/1"}
 
 
 def test_checkpoints_of_an_earlier_run_go_aside_wherever_it_had_them(paths: JobPaths) -> None:

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -136,6 +137,15 @@ def test_a_claim_keeps_out_other_runs_and_nobody_else_can_hold_it(tmp_path: Path
     assert (paths.input / ".fastfuse-lock").stat().st_mode & 0o777 == 0o600
     os.close(claimed)
     os.close(claim_base_dir(paths))
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_locks = OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=no_locks))
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigurationError, match=f"{tmp_path} cannot be locked: Function not implemented"):
+        claim_base_dir(JobPaths(tmp_path))
+    assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
 def _of_a_stranger(path: Path) -> None:

@@ -250,7 +250,8 @@ def _check_group_names(channels: tuple[Channel, ...], known: set[str]) -> None:
 
 # Everything of a job lies in them.
 _NOT_ALONE: Final = frozenset({"/", "/opt", "/opt/ml"})
-_INPUT: Final = "/opt/ml/input"
+# The data are in the first, and what earlier runs left in the second.
+_TAKEN: Final = ("/opt/ml/input/", "/opt/ml/runs/")
 # The defaults of the API.
 _CHECKPOINTS: Final = "/opt/ml/checkpoints"
 _TENSORBOARD: Final = "/opt/ml/output/tensorboard"
@@ -285,7 +286,7 @@ def _local_path(config: str, text: str) -> str:
     # Two slashes at the beginning, which normpath keeps, mean one to Linux.
     path = posixpath.normpath(f"/{text.lstrip('/')}")
     is_full = text.startswith("/") and ".." not in text.split("/")
-    if not is_full or path in _NOT_ALONE or f"{path}/".startswith(f"{_INPUT}/"):
+    if not is_full or path in _NOT_ALONE or f"{path}/".startswith(_TAKEN):
         raise FieldError(
             (config, "LocalPath"),
             f"{text!r} is no place for files that go to S3",

@@ -163,7 +163,7 @@ class Lines:
 
     def _file(self, uri: str, line: int) -> File:
         bucket = self.table.metadata.bucket
-        directory = f"file://{bucket}/"
+        directory = f"file://{bucket.rstrip('/')}/"
         is_local = uri.startswith(directory)
         source = S3Uri(bucket, uri.removeprefix(directory)) if is_local else S3Uri.parse(uri)
         inode = find_object(self.table, source.bucket, source.path)

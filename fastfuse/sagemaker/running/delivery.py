@@ -212,7 +212,7 @@ class Delivery:
 
     def ended(self, pid: int, exit_code: int) -> None:
         for process in self._processes:
-            if process.pid == pid and process.exit_code is None:
+            if process.pid == pid:
                 process.ended(exit_code, self._phases)
 
     def deliver(self, status: str) -> list[FastfuseError]:

@@ -90,6 +90,8 @@ class ChildProcess:
             self._take(phases)
 
     def ended(self, exit_code: int, phases: Phases) -> None:
+        if self.exit_code is not None:
+            return  # the kernel has given its pid to an orphan of the command
         self.exit_code = exit_code
         with suppress(ProcessLookupError, PermissionError):  # nobody is left, or only another user's, as of sudo
             os.killpg(self.pid, signal.SIGKILL)  # a `credential_process` that hangs

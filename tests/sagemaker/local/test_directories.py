@@ -115,6 +115,7 @@ def test_a_directory_that_holds_the_channels_place_is_refused(tmp_path: Path, di
         ("10.0.0.1@tcp:10.0.0.2@tcp:/mountname", "/mountname/data/train"),
         ("10.0.0.1@tcp:/mountname", "/data/train/"),
         ("10.0.0.1@tcp:/data", "/data/data/train"),
+        ("10.0.0.1@tcp:/data", "//data/data/train"),
         ("/dev/nvme1n1", "/data/train"),
     ],
 )

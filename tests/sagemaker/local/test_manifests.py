@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,11 @@ def test_hosts_share_the_lines_of_an_augmented_manifest(tmp_path: Path, by_bytes
     path = augmented(tmp_path / "m", *(f"file://{directory}/{name}" for name in ("small", "tiny", "large", "small")))
     shares = [streamed(path, Shard(index=index, count=2, by_bytes=by_bytes))[1::2] for index in range(2)]
     assert shares == ([[b"2"], [b"0", b"1", b"3"]] if by_bytes else [[b"0", b"2"], [b"1", b"3"]])
+    (directory / "tiny").unlink()  # it is looked at where it is read, and where bytes are to be divided
+    with pytest.raises(SourceError, match="tiny"):
+        streamed(path, Shard(index=1 - by_bytes, count=2, by_bytes=by_bytes))
+    if not by_bytes:
+        assert streamed(path, Shard(index=0, count=2))
 
 
 @pytest.mark.parametrize(
@@ -196,3 +202,23 @@ def test_a_job_reads_an_augmented_manifest_in_every_mode(tmp_path: Path) -> None
     files = hashlib.sha256(b"".join(FILES[name] for name in sorted(own)) + lines).hexdigest()
     stream = hashlib.sha256(b"".join(FILES[NAMED[at]] + b"%d" % at for at in (0, 2, 4))).hexdigest()
     assert sums == {"fastfile": files, "file": files, "pipe": stream}
+
+
+def test_a_manifest_names_files_of_several_disks(tmp_path: Path) -> None:
+    """Only the root holds them all, and it holds the places of the channels, too."""
+    directory = write_files(tmp_path / "data")
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as other:
+        other.write(b"other")
+        other.flush()
+        files = [f"{directory}/a", other.name]
+        lines = augmented(tmp_path / "zlines", *(f"file://{file}" for file in files))
+        named = manifest(tmp_path / "named", "file:///", [file[1:] for file in files])
+        more = {"AttributeNames": ["file-ref"]}
+        channels = [of_manifest(mode, lines, "AugmentedManifestFile", **more) for mode in ("FastFile", "Pipe")]
+        channels += [of_manifest(mode, named) | {"ChannelName": f"{mode}-named"} for mode in ("FastFile", "Pipe")]
+        with running(NO_S3, channels, command=CHECKSUMS, ends_with=0) as job:
+            sums = checksums(job)
+    kept = "".join(json.dumps({"file-ref": f"file://{file}"}, separators=(",", ":")) + "\n" for file in files).encode()
+    by_name, in_order = b"other" + FILES["a"], FILES["a"] + b"other"
+    read = {"fastfile": by_name + kept, "pipe": in_order, "FastFile-named": by_name, "Pipe-named": in_order}
+    assert sums == {name: hashlib.sha256(content).hexdigest() for name, content in read.items()}

@@ -259,7 +259,11 @@ def test_a_program_that_a_process_of_a_run_leaves_behind_ends_with_it(monkeypatc
 def test_a_program_of_another_user_that_is_left_behind_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a `credential_process` that hangs in sudo, where an ordinary user runs the job."""
     monkeypatch.setattr(job_processes, "raise_sigio", lambda _: None)
-    monkeypatch.setattr(os, "killpg", Mock(side_effect=PermissionError))
+    kill = Mock(side_effect=PermissionError)
+    monkeypatch.setattr(os, "killpg", kill)
     process = ChildProcess(lambda: 0)
     process.ended(wait_child(process.pid), Phases(is_json=False))
     assert process.exit_code == 0
+    process.ended(1, Phases(is_json=False))  # an orphan of the command that got its pid
+    assert process.exit_code == 0
+    assert kill.call_count == 1
