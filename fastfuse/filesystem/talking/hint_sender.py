@@ -86,8 +86,13 @@ class HintSender:
 
     def start(self) -> None:
         """Send from a thread, until `close`."""
-        self._thread = threading.Thread(target=self._send_quietly, name="fastfuse-hints", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._send_quietly, name="fastfuse-hints", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit on processes counts threads, too
+            _warn_once(f"files are not fetched ahead in the announced order: {error}")
+        else:
+            self._thread = thread
 
     def close(self) -> None:
         """Stop sending, and hang up."""
