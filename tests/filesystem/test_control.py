@@ -10,6 +10,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -106,6 +107,12 @@ def test_an_impostor_without_room_is_not_waited_for(mountpoint: Path) -> None:
         held.connect(impostor.getsockname())
         with answering(b'{"fastfuse": 1}'):
             assert ask_status(entry_of(mountpoint), within_s=3600) == {"fastfuse": 1}
+
+
+def test_a_mount_to_which_nobody_may_connect_does_not_answer(mountpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "connect_in_turn", Mock(side_effect=PermissionError))
+    with sockets.listen(control_prefix(DEVICE), backlog=1), pytest.raises(MountError, match="does not answer"):
+        ask_status(entry_of(mountpoint))
 
 
 def test_a_mount_that_answers_a_byte_at_a_time_for_ever_does_not_answer(mountpoint: Path) -> None:
