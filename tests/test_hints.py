@@ -319,6 +319,21 @@ class TestNothingFailsTheScript:
         [told] = warnings()
         assert told.startswith(f"an announced order ends early: {why}")
 
+    def test_a_sampler_may_be_collected_in_the_thread_that_sends(
+        self, mountpoint: Path, listener: Listener, warnings: Callable[[], list[str]]
+    ) -> None:
+        def paths() -> Iterator[str]:
+            yield "a"
+            sender.close()
+            yield "b"
+
+        sender = HintSender(paths(), mountpoint)
+        with greeting(listener):
+            sender.start()
+            assert sender._thread is not None
+            sender._thread.join(PATIENCE_S)
+        assert warnings() == []
+
     def test_a_mount_that_goes_away_is_not_waited_for(
         self, mountpoint: Path, warnings: Callable[[], list[str]]
     ) -> None:
