@@ -202,6 +202,9 @@ async def test_the_slowest_gets_are_remembered_for_a_while(autojump_clock: MockC
     assert [round(took_s) for took_s, *_ in gets.slowest()] == [50, 7]
     await trio.sleep(60)
     assert gets.slowest() == []
+    await trio.sleep(3600)
+    gets.note(5.0, 100, INODE, str)  # the first for an hour
+    assert gets.slowest() == [(5.0, str(INODE), 0, 100, False)]
 
 
 async def test_a_file_that_a_refresh_has_taken_away_has_no_path_any_more() -> None:
