@@ -243,6 +243,15 @@ class TestNothingFailsTheScript:
         self.ended(iter(["a"]), mountpoint)
         assert warnings() == ["an announced order ends early: OSError: [Errno 24] Too many open files"]
 
+    def test_a_script_that_may_have_no_thread_goes_on(
+        self, mountpoint: Path, monkeypatch: pytest.MonkeyPatch, warnings: Callable[[], list[str]]
+    ) -> None:
+        monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        with order(["a"], mountpoint):
+            pass
+        assert list(HintedSampler([0], ["a"], mountpoint)) == [0]
+        assert warnings() == ["files are not fetched ahead in the announced order: can't start new thread"]
+
     def ended(self, paths: Iterator[object], mountpoint: Path) -> None:
         """Send until the thread gives up."""
         sender = HintSender(paths, mountpoint)  # type: ignore[arg-type]
@@ -309,6 +318,21 @@ class TestNothingFailsTheScript:
             self.ended(iter(paths), mountpoint)
         [told] = warnings()
         assert told.startswith(f"an announced order ends early: {why}")
+
+    def test_a_sampler_may_be_collected_in_the_thread_that_sends(
+        self, mountpoint: Path, listener: Listener, warnings: Callable[[], list[str]]
+    ) -> None:
+        def paths() -> Iterator[str]:
+            yield "a"
+            sender.close()
+            yield "b"
+
+        sender = HintSender(paths(), mountpoint)
+        with greeting(listener):
+            sender.start()
+            assert sender._thread is not None
+            sender._thread.join(PATIENCE_S)
+        assert warnings() == []
 
     def test_a_mount_that_goes_away_is_not_waited_for(
         self, mountpoint: Path, warnings: Callable[[], list[str]]

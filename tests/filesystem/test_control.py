@@ -10,6 +10,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -108,6 +109,12 @@ def test_an_impostor_without_room_is_not_waited_for(mountpoint: Path) -> None:
             assert ask_status(entry_of(mountpoint), within_s=3600) == {"fastfuse": 1}
 
 
+def test_a_mount_to_which_nobody_may_connect_does_not_answer(mountpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "connect_in_turn", Mock(side_effect=PermissionError))
+    with sockets.listen(control_prefix(DEVICE), backlog=1), pytest.raises(MountError, match="does not answer"):
+        ask_status(entry_of(mountpoint))
+
+
 def test_a_mount_that_answers_a_byte_at_a_time_for_ever_does_not_answer(mountpoint: Path) -> None:
     def answer(listener: socket.socket) -> None:
         with listener.accept()[0] as connection, contextlib.suppress(ConnectionError):  # hung up on
@@ -167,9 +174,10 @@ def test_a_connection_is_a_signal_and_so_is_what_it_says() -> None:
         assert heard.acquire(timeout=60)
         ((asked, asking),) = control.requests()
         assert asked == {"fastfuse": 1, "request": "status"}
-        send_answer(asking, b"{}")
-        assert connection.recv(10) == b"{}"
-        assert connection.recv(10) == b""
+        with asking.dup():  # as a child has
+            send_answer(asking, b"{}")
+            assert connection.recv(10) == b"{}"
+            assert connection.recv(10) == b""
 
 
 def test_requests_are_taken_together_and_each_once() -> None:

@@ -203,6 +203,18 @@ async def test_of_orders_that_were_taken_whole_the_last_one_stands_until_there_i
             await worker.orders[1].withdrawn.wait()
 
 
+async def test_of_orders_that_end_one_after_the_other_only_the_last_one_stands() -> None:
+    async with working("a") as worker, await worker.served() as early, await worker.served() as late:
+        for client in (early, late):
+            await client.send_all(b"a\0")
+        await until(lambda: all(order.inodes for order in worker.orders))
+        for client in (early, late):
+            await client.send_eof()
+            assert await client.receive_some(1) == TAKEN
+            await trio.testing.wait_all_tasks_blocked()
+        assert [order.withdrawn.is_set() for order in worker.orders] == [True, False]
+
+
 @pytest.mark.parametrize("message", [b"a\0a", b"a\0" + b"x" * (MAX_PATH_BYTES + 1), b"x" * (1 << 20)])
 async def test_nonsense_ends_its_connection_and_no_other(message: bytes) -> None:
     async with working("a") as worker, await worker.served() as other, await worker.served() as client:

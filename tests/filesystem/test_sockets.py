@@ -28,6 +28,14 @@ def test_a_socket_is_found_by_its_prefix_as_long_as_it_is_open() -> None:
     assert addresses(PREFIX) == []
 
 
+def test_a_name_that_is_no_text_can_be_connected_to() -> None:
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as connection:
+        listener.bind(f"\0{PREFIX}-".encode() + b"\xff" * 50)
+        listener.listen()
+        (address,) = addresses(PREFIX)
+        connect_in_turn(connection, address, 60.0)
+
+
 def test_a_signal_while_there_is_no_room_makes_no_connection() -> None:
     before = signal.signal(signal.SIGALRM, lambda *_: None)
     with listen(PREFIX, backlog=0) as listener, socket.socket(socket.AF_UNIX) as held:

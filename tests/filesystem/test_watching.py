@@ -138,6 +138,13 @@ async def test_a_watcher_that_asks_for_nonsense_or_is_one_too_many_is_refused(
             heard(await client.receive_some())
 
 
+async def test_one_that_is_gone_before_it_is_refused_ends_nothing() -> None:
+    ours, theirs = socket.socketpair()
+    ours.close()
+    reads = WatchedReads(cast(Any, FakeEngine()), cast(Any, serving()), RecordedReader(cast(Any, None)))
+    await reads.serve(theirs, {"request": "trace", "sample": 0})
+
+
 async def test_files_that_are_read_are_summed_up_for_each_interval(autojump_clock: MockClock) -> None:
     operations = serving()
     async with watched(operations, request="top", every_s=5) as (reads, client):
@@ -195,6 +202,9 @@ async def test_the_slowest_gets_are_remembered_for_a_while(autojump_clock: MockC
     assert [round(took_s) for took_s, *_ in gets.slowest()] == [50, 7]
     await trio.sleep(60)
     assert gets.slowest() == []
+    await trio.sleep(3600)
+    gets.note(5.0, 100, INODE, str)  # the first for an hour
+    assert gets.slowest() == [(5.0, str(INODE), 0, 100, False)]
 
 
 async def test_a_file_that_a_refresh_has_taken_away_has_no_path_any_more() -> None:

@@ -97,7 +97,8 @@ def raise_no_sigio(end: socket.socket) -> None:
 
 def addresses(prefix: str) -> list[str]:
     """Return the sockets with `prefix` in this network namespace (proc_net(5)), whoever made them."""
-    lines = Path("/proc/net/unix").read_text(errors="replace").splitlines()
+    # As the system's own functions take names back: replaced letters could make one too long to connect to.
+    lines = Path("/proc/net/unix").read_text(errors="surrogateescape").splitlines()
     paths = {line.split(" ")[-1] for line in lines}
     return sorted("\0" + path[1:] for path in paths if path.startswith(f"@{prefix}-"))
 

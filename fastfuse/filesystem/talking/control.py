@@ -330,7 +330,8 @@ def _connections(entry: MountEntry, asked: Mapping[str, Any], *, within_s: float
     while found:
         address = found.pop(0)
         left_s = max(until_s - time.monotonic(), _LEAST_WAIT_S)  # one user may have many sockets
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(ConnectionError, TimeoutError):
+        # A security module, too, may refuse it.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(OSError):
             try:
                 connect_in_turn(connection, address, min(left_s, _ROUND_S / (len(found) + 1)))
             except BlockingIOError:  # also a mount that hangs has no room, once some connections were made

@@ -77,7 +77,7 @@ class HintSender:
         self._is_over = threading.Event()
         # A worker that dies takes along what was sent last.
         self._sent: deque[bytes] = deque(maxlen=_SENT_AGAIN_PATHS)
-        # Guards the connection: it is made in one thread and shut down by another.
+        # One thread closes the connection, and another may shut it down: never a descriptor that means something else.
         # A sampler that is collected closes in any of them.
         self._lock = threading.RLock()
         self._connection = _UNCONNECTED
@@ -86,8 +86,13 @@ class HintSender:
 
     def start(self) -> None:
         """Send from a thread, until `close`."""
-        self._thread = threading.Thread(target=self._send_quietly, name="fastfuse-hints", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._send_quietly, name="fastfuse-hints", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit on processes counts threads, too
+            _warn_once(f"files are not fetched ahead in the announced order: {error}")
+        else:
+            self._thread = thread
 
     def close(self) -> None:
         """Stop sending, and hang up."""
@@ -222,7 +227,7 @@ class HintSender:
                         f"the mount at {self._mountpoint} takes no hints from this user",
                         hint="mount it as this user, or with --allow-other",
                     )
-        if not is_full and not self._is_over.is_set():
+        if not is_full:
             raise self._no_answer()
         return False
 
@@ -242,8 +247,7 @@ class HintSender:
         """Connect, and return whether there was room; `close` does not end the wait for it."""
         self._hang_up()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with self._lock:
-            self._connection = connection
+        self._connection = connection
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         try:
             connect_in_turn(connection, address, within_s)
