@@ -230,7 +230,7 @@ def write_file(directory_fd: int, name: str, lines: Iterable[Buffer]) -> None:
 
 
 def claim_base_dir(paths: JobPaths) -> int:
-    """Return a descriptor that keeps other runs out until the last process that inherits it ends.
+    """Return a descriptor that keeps other runs out until the last process that inherits it closes it.
 
     Another run would take this one's FIFOs and files for leftovers.
 

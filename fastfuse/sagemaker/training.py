@@ -257,7 +257,7 @@ class CommandProcess:
             self._killed_s = now_s
             self.kill()
         elif now_s >= self._killed_s + DIES_WITHIN_S:
-            _log.error("the command was killed and does not end: a device or a disk that hangs may hold it")
+            _log.error("SIGKILL does not end the command: a device or a disk that hangs holds it, or it is root's")
             self.ended(-signal.SIGKILL)
 
     def kill(self) -> None:

@@ -147,7 +147,7 @@ def test_a_command_that_not_even_sigkill_ends_is_waited_for_in_peace_and_not_for
     monkeypatch.setattr(training, "DIES_WITHIN_S", 0.0)
     command.enforce()
     assert (command.is_over, command.exit_code) == (True, 128 + signal.SIGKILL)
-    assert "the command was killed and does not end" in caplog.text
+    assert "SIGKILL does not end the command" in caplog.text
     assert os.waitstatus_to_exitcode(os.waitpid(command.pid, 0)[1]) == -signal.SIGKILL
 
 

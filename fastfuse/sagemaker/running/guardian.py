@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.mounting.mountpoint import find_mount, is_dead, unmount
-from fastfuse.filesystem.processes.children import STOP_ORDER, fork_child, is_over_within, wait_child
+from fastfuse.filesystem.processes.children import STOP_ORDER, fork_child
 from fastfuse.sagemaker.description.channel import Channel
 from fastfuse.sagemaker.local_places import take_away
 from fastfuse.sagemaker.pipe.fifo import Guard, remove_stale, wait_until_unread
@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 
 # The name by which the pidfd of the command is held: no channel has it.
 _COMMAND = ""
-# It ends within milliseconds where nobody reads.
-_ENDS_WITHIN_S = 5.0
+# It takes milliseconds, unless somebody has stopped it (SIGSTOP).
+_HEEDS_WITHIN_S = 5.0
 
 
 class Guardian:
@@ -59,6 +59,7 @@ class Guardian:
                 listener.close()
             _watch(reading_fd, guard)
             command = guard.held.pop(_COMMAND, [])
+            fifos = list(chain.from_iterable(guard.held.values()))
             if os.read(reading_fd, 1):  # dismissed
                 command = []
             else:
@@ -67,8 +68,9 @@ class Guardian:
             for command_fd in command:
                 _outlast(command_fd, kill_at_s)
                 _log.error("fastfuse run was killed%s", not_done)
-            for fd in chain.from_iterable(guard.held.values()):
-                _outlast_readers(fd, kill_at_s, are_ours=bool(command))
+                for fifo_fd in fifos:
+                    _end_readers(fifo_fd, kill_at_s)
+            _outlast_readers(fifos, reading_fd)
 
         self.pid = fork_child(work, outlives_parent=True, stops_at={STOP_ORDER})
         guard.hand_over()
@@ -86,10 +88,9 @@ class Guardian:
 
     def dismiss(self) -> None:
         """Have it end, or stay for whoever reads an epoch that is not complete, and would take our end for its end."""
-        with suppress(BrokenPipeError, ChildProcessError):  # killed by somebody, and reaped
+        with suppress(BrokenPipeError):  # killed by somebody
             os.write(self._writing_fd, b"-")
-            if is_over_within(self.pid, _ENDS_WITHIN_S):
-                wait_child(self.pid)
+            wait_until_unread(self._writing_fd, _HEEDS_WITHIN_S)
         os.close(self._writing_fd)
         self.guard.close()
 
@@ -126,19 +127,31 @@ def _outlast(command_fd: int, kill_at_s: float) -> None:
             signal.pidfd_send_signal(command_fd, signal.SIGKILL)
 
 
-def _outlast_readers(fifo_fd: int, kill_at_s: float, *, are_ours: bool) -> None:
-    """Keep the FIFO from ending until nobody reads it; tell the command's leftovers to end."""
+def _end_readers(fifo_fd: int, kill_at_s: float) -> None:
+    """Tell the command's leftovers to end that read the FIFO, for a shell dies without telling its children."""
     if wait_until_unread(fifo_fd, 0.0):
         return
-    if are_ours:
-        # A shell dies without telling its children.
-        _tell_readers(fifo_fd, signal.SIGTERM)
-        if wait_until_unread(fifo_fd, max(0.0, kill_at_s - time.monotonic())):
-            return
+    _tell_readers(fifo_fd, signal.SIGTERM)
+    if not wait_until_unread(fifo_fd, max(0.0, kill_at_s - time.monotonic())):
         _tell_readers(fifo_fd, signal.SIGKILL)
-    else:
+        wait_until_unread(fifo_fd, None)
+
+
+def _outlast_readers(fifos: Sequence[int], life_fd: int) -> None:
+    """Keep the FIFOs from ending until nobody reads them, and let go of all else, of `life_fd` last.
+
+    Then the next run may begin, and whoever reads our output (`| tee`) is at its end.
+    """
+    unfinished = [fd for fd in fifos if not wait_until_unread(fd, 0.0)]
+    if unfinished:
         _log.error("fastfuse run is over; whoever reads a stream of its waits for an end that will not come")
-    wait_until_unread(fifo_fd, None)
+    for fd in {int(name) for name in os.listdir("/proc/self/fd")} - {life_fd, *fifos}:
+        with suppress(OSError):  # it was the one of the list
+            os.close(fd)
+    if unfinished:
+        os.close(life_fd)  # else as we end: the run then leaves no process behind
+    for fd in unfinished:
+        wait_until_unread(fd, None)
 
 
 def _tell_readers(fifo_fd: int, number: signal.Signals) -> None:

@@ -95,7 +95,8 @@ class Members:
         """Let no more members in. One that was not greeted waits for the claim, and is the next owner."""
         if self._listener is None:
             return
-        self._path.unlink(missing_ok=True)
+        with suppress(OSError):  # as in an outage of a network's disk; the channels are taken down next
+            self._path.unlink()
         # A process that was forked since holds copies of these sockets, which stay open when ours are closed.
         self._listener.shutdown(socket.SHUT_RDWR)
         with suppress(OSError):

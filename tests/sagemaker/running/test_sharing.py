@@ -254,6 +254,8 @@ def test_nobody_is_let_in_while_the_channels_of_a_run_that_fails_are_taken_down(
 
         def fail(*_: object) -> None:
             late.connect(str(tmp_path / ".fastfuse-shared"))
+            (tmp_path / ".fastfuse-shared").rename(tmp_path / "away")
+            (tmp_path / ".fastfuse-shared").mkdir()  # which is in the way of its removal
             raise NoRoomError("no process can be started")
 
         def take_down() -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
 from fastfuse.filesystem.mounting.mountpoint import find_mount
+from fastfuse.sagemaker.files import JobPaths, claim_base_dir
 from fastfuse.sagemaker.running.guardian import Guardian
 from fastfuse.sagemaker.running.run import _LOOK_EVERY_S
 from tests.filesystem.waiting import wait_for_end, wait_until
@@ -288,7 +289,7 @@ def test_after_kill_9_a_reader_never_sees_its_epoch_end(run: Run, is_below_a_she
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_without_a_command_a_reader_never_sees_its_epoch_end_with_the_run(run: Run, number: signal.Signals) -> None:
-    change = "from fastfuse.sagemaker.running import guardian; guardian._ENDS_WITHIN_S = 0.0"
+    change = "from fastfuse.sagemaker.running import guardian; guardian._HEEDS_WITHIN_S = 600.0"
     with run(CHANNELS, "--metrics-listen", "0", change=change) as job:
         job.wait_for_log("All channels are ready")
         _, guardian, *_ = job.children()
@@ -301,6 +302,10 @@ def test_without_a_command_a_reader_never_sees_its_epoch_end_with_the_run(run: R
             with pytest.raises(urllib.error.URLError, match="refused"):  # the next run may have the address
                 job.metrics()
             wait_until(lambda: "an end that will not come" in job.log)
+            held = Path(f"/proc/{guardian}/fd")
+            wait_until(lambda: all(fd.is_fifo() for fd in held.iterdir()))  # `| tee` is at its end
+            assert job.wait() in {0, -number}
+            os.close(claim_base_dir(JobPaths(job.base)))  # the next run may begin
             os.set_blocking(file.fileno(), False)
             # What was in the FIFO, and then nothing yet, which is not the end.
             assert file.readall()
