@@ -212,7 +212,8 @@ class Stride:
 
     def commanded(self, until: int) -> None:
         """Note that everything wanted up to `until` is held, in flight, or in the page cache."""
-        self._wanted = (until, self._wanted[1])
+        # A part may end amid a page, where another begins. Pages are wanted whole, so it would be wanted for ever.
+        self._wanted = (until + -until % PAGE_BYTES, self._wanted[1])
 
 
 class Latest(deque[Cursor]):

@@ -33,9 +33,8 @@ class EndlessPool:
 
     def fetch(self, start: int, end: int) -> None:
         assert 0 <= start < end <= self.size_bytes
-        # The window asks for whole pages of a piece, and would ask for ever for one that a part ends amid.
         assert not start % PAGE_BYTES
-        assert not end % PAGE_BYTES or end == self.size_bytes
+        assert not end % PAGE_BYTES or end == self.size_bytes or self.gap(end) is None
         assert all(end <= other_start or other_end <= start for other_start, other_end in self.fetched)
         assert end - start <= self.config.part_size_bytes * 3 // 2
         self.fetched.append((start, end))
@@ -72,8 +71,11 @@ class EndlessPool:
         assert part_end <= end + -end % PAGE_BYTES
 
     def _read_ahead(self, cursor: Cursor) -> None:
+        looks = 0
         while (wanted := self.window.next_ahead(cursor)) is not None:
             start, end = wanted
+            looks += 1
+            assert looks < 10_000  # or a stream would look for ever
             assert cursor.is_foreseen
             if cursor.descending:
                 assert cursor.begin - self.config.max_window_bytes <= start < end <= cursor.begin
