@@ -73,16 +73,10 @@ def helper_arguments(arguments: Sequence[str]) -> list[str]:
     return words
 
 
-def asks_for_nothing_new(arguments: Sequence[str]) -> bool:
-    """Return whether mount(8) asks for a live mount once more, or for none.
-
-    ``mount -a`` does the first if the source's name is quoted, and ``mount -f``, which checks fstab, the second.
-    """
+def is_there(arguments: Sequence[str]) -> bool:
+    """Return whether mount(8) asks for a live mount once more, as ``mount -a`` does if the source's name is quoted."""
     if len(arguments) < 2 or not arguments[0].startswith("s3://"):
         return False
-    if "-f" in arguments:
-        messages.tell(f"nothing is mounted at {arguments[1]}: -f is that of mount(8), which only pretends")
-        return True
     from fastfuse.filesystem.mounting.mount_settings import quoted
     from fastfuse.filesystem.mounting.mountpoint import errno_of_statvfs, find_mount
 

@@ -15,7 +15,7 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "leave it out: fastfuse has nothing like it":
         "expected-bucket-owner bind bucket-type user-agent-prefix bwlimit tpslimit limit-bytes-per-sec links "
         "no-modtime ssl-verify-hostname",
-    "leave it out: a mount stays in the foreground without --daemon": "foreground f",
+    "leave it out: 'fastfuse mount' stays in the foreground without --daemon": "foreground f",
     "leave it out: a mount shows a listing, which 'fastfuse refresh MOUNTPOINT' renews":
         "metadata-ttl negative-metadata-ttl metadata-cache-ttl-secs stat-cache-ttl type-cache-ttl dir-cache-time "
         "kernel-list-cache-ttl-secs attr-timeout poll-interval stat-cache-expire max-stat-cache-size "

@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = messages.variables_of(commands)
     messages.warn_of_unknown_variables(commands, known, words)
     try:
-        if fstab.asks_for_nothing_new(arguments):
+        if fstab.is_there(arguments):
             return 0
         return int(commands.main(words, prog_name="fastfuse", standalone_mode=False, obj=given))
     except FastfuseError as error:

@@ -17,6 +17,8 @@ _PROGRAM: Final = "/usr/local/bin/fastfuse"
 _HELPER: Final = """\
 #!/bin/sh
 # mount(8) runs this for the file systems fastfuse and fuse.fastfuse, those of /etc/fstab included.
+# `mount -f` checks fstab, and mounts nothing.
+for word; do [ "$word" != -f ] || exit 0; done
 exec {program} "$@"
 """
 _STAMP: Final = "written by fastfuse install, sha256 "

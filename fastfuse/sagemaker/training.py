@@ -213,7 +213,8 @@ class CommandProcess:
 
     def ended(self, exit_code: int) -> None:
         """Note that the command was reaped; `exit_code` is negative for a signal."""
-        self._exit_code = exit_code
+        if self._exit_code is None:  # the kernel may give its pid to an orphan that it has left
+            self._exit_code = exit_code
 
     def describe_end(self) -> str:
         """Say how the command ended, and if it failed, whether memory ran out meanwhile."""

@@ -146,14 +146,6 @@ class TestMount:
         assert (settings.allow_other, settings.uid, settings.memory_target_bytes) == (True, 7, 128 * 2**20)
         assert settings.connection == ConnectionConfig(region="eu-west-1", sign_request=False)
 
-    def test_a_mount_that_is_only_pretended_is_not_made(
-        self, mounts: Mounts, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        """As ``mount -fav`` asks for it."""
-        assert main(["s3://b", "/m", "-f", "-v", "-o", "ro"]) == 0
-        assert "nothing is mounted at /m" in capfd.readouterr().err
-        assert not mounts.settings
-
     def test_the_environment_sets_what_is_left_out(self, mounts: Mounts, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FASTFUSE_SOURCE", "s3://from/env")
         monkeypatch.setenv("FASTFUSE_MOUNTPOINT", "/mnt/env")
@@ -288,7 +280,9 @@ class TestRefusals:
                 "mount s3://b --dir-cache-time=5m",
                 "No such option: --dir-cache-time\nhint: leave it out: a mount shows ",
             ),
-            ("mount s3://b /m -f", "No such option: -f\nhint: leave it out: a mount stays in the foreground "),
+            ("mount s3://b /m -f", "No such option: -f\nhint: leave it out: 'fastfuse mount' stays in the foreground "),
+            # The form of mount(8), which s3fs and goofys have, too; their -f is another one.
+            ("s3://b /m -f -o ro", "No such option: -f\nhint: leave it out: 'fastfuse mount' stays in the foreground "),
             ("s3://b /m -o use_cache=/c", "-o use_cache is not a mount option that fastfuse knows\nhint: --cache DIR "),
             ("mount s3://b /m --io=a", "No such option: --io\nhint: leave it out: files are read through the page "),
             ("mount s3://b /m --allow-delete", "No such option: --allow-delete\nhint: leave it out: every write "),

@@ -88,6 +88,14 @@ def test_a_package_gets_usr_and_the_program_that_it_names(installed: Path) -> No
         assert f'exec {PROGRAM} "$@"' in helper.read_text()
 
 
+def test_a_helper_passes_everything_on_but_what_is_only_pretended(tmp_path: Path) -> None:
+    assert main(["install", "--root", str(tmp_path), "--program", "/bin/echo"]) == 0
+    helper = tmp_path / "usr/sbin/mount.fuse.fastfuse"
+    words = ["s3://b", "/m m", "-v", "-o", "rw,allow_other", "-t", "fuse.fastfuse"]
+    assert subprocess.check_output([helper, *words], text=True) == " ".join(words) + "\n"
+    assert subprocess.check_output([helper, *words[:2], "-f", *words[2:]]) == b""  # mount -fav
+
+
 def test_helpers_of_mount_are_in_sbin_if_it_is_a_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "sbin").mkdir()
     said = install(tmp_path, capsys=capsys)

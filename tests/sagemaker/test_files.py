@@ -19,6 +19,7 @@ from fastfuse.sagemaker import files
 from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, TrainingJob
 from fastfuse.sagemaker.description.cluster import find_cluster
 from fastfuse.sagemaker.files import JobPaths, claim_base_dir, open_directory, path_of, write_job_files
+from tests.descriptors import open_descriptors
 from tests.sagemaker.jobs import job_of as described
 from tests.sagemaker.jobs import request, source
 
@@ -142,10 +143,10 @@ def test_a_claim_keeps_out_other_runs_and_nobody_else_can_hold_it(tmp_path: Path
 def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_locks = OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=no_locks))
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = open_descriptors()
     with pytest.raises(ConfigurationError, match=f"{tmp_path} cannot be locked: Function not implemented"):
         claim_base_dir(JobPaths(tmp_path))
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert open_descriptors() == descriptors
 
 
 def _of_a_stranger(path: Path) -> None:
@@ -167,11 +168,11 @@ def test_a_lock_that_others_could_hold_is_not_taken(tmp_path: Path, put: Callabl
     paths.input.mkdir()
     (paths.input / "other").touch()
     put(paths.input / ".fastfuse-lock")
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = open_descriptors()
     with pytest.raises(ConfigurationError, match=r"input/.fastfuse-lock' cannot be made: ") as caught:
         claim_base_dir(paths)
     assert caught.value.hint.startswith("remove it")
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert open_descriptors() == descriptors
 
 
 def test_a_local_path_elsewhere_is_made_or_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -216,10 +217,10 @@ def test_a_link_below_the_base_is_not_followed(tmp_path: Path, place: str, is_th
     if is_there:
         elsewhere.mkdir()
     (base / place).symlink_to(elsewhere)
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = open_descriptors()
     with pytest.raises(OSError, match=f"{base / place} is a symbolic link, and none below {base} is followed"):
         open_directory(base / "input/data/train", base)
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert open_descriptors() == descriptors
     assert not is_there or not any(elsewhere.iterdir())
 
 

@@ -173,4 +173,5 @@ def test_memory_that_ran_out_is_told_of_a_command_that_failed(
     command = CommandProcess("/bin/true", ["true"], {}, NO_NAMES)
     os.waitpid(command.pid, 0)
     command.ended(exit_code)
+    command.ended(3)  # an orphan that got its pid
     assert command.describe_end().endswith(told)

@@ -97,7 +97,7 @@ def raise_no_sigio(end: socket.socket) -> None:
 
 def addresses(prefix: str) -> list[str]:
     """Return the sockets with `prefix` in this network namespace (proc_net(5)), whoever made them."""
-    # As the system's own functions take names back: replaced letters could make one too long to connect to.
+    # The bytes of a name come back when it is connected to: replaced ones could make it too long.
     lines = Path("/proc/net/unix").read_text(errors="surrogateescape").splitlines()
     paths = {line.split(" ")[-1] for line in lines}
     return sorted("\0" + path[1:] for path in paths if path.startswith(f"@{prefix}-"))

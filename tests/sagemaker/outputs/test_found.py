@@ -14,6 +14,7 @@ import pytest
 from fastfuse.errors import FastfuseError, OutputError
 from fastfuse.sagemaker.outputs import sending
 from fastfuse.sagemaker.outputs.found import content_of, open_found, walk
+from tests.descriptors import open_descriptors
 
 
 async def test_a_file_that_gets_shorter_meanwhile_is_an_error(tmp_path: Path) -> None:
@@ -32,13 +33,13 @@ async def test_a_file_that_gets_shorter_meanwhile_is_an_error(tmp_path: Path) ->
 def test_what_took_the_place_of_a_file_is_not_an_empty_one(tmp_path: Path, make: object) -> None:
     assert callable(make)
     (tmp_path / "weights").write_bytes(b"weights")
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = open_descriptors()
     for found in walk(tmp_path, tmp_path):
         (tmp_path / "weights").unlink()
         make(tmp_path / "weights")
         with pytest.raises(OSError, match="it is no regular file"):
             open_found(found)
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert open_descriptors() == descriptors
 
 
 def test_a_directory_that_cannot_be_read_hides_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
