@@ -42,6 +42,7 @@ class Engine(ReadEngine):
         self.asked: list[int] = []  # the offsets
         self.readers: list[int] = []
         self.refused: list[int] = []  # the sizes
+        self.error = UnavailableError("503.")
 
     def at_hand(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer | None:
         return b"h" * size_bytes if inode == AT_HAND else None
@@ -53,7 +54,7 @@ class Engine(ReadEngine):
         self.asked.append(offset)
         await self.may_fetch.wait()
         if inode == FAILING:
-            raise UnavailableError("503.")
+            raise self.error
         return b"f" * size_bytes
 
     def began(self, reader: int) -> None:
@@ -163,6 +164,14 @@ async def test_an_unforeseen_failure_is_answered(place: Place, caplog: pytest.Lo
     assert place.answered() == {7: errno.EIO}
     assert place.count("fastfuse_handler_failures") == 1
     assert caplog.messages == ["read failed for an unforeseen reason; the mount goes on"]
+
+
+async def test_an_error_that_somebody_keeps_keeps_nothing_of_its_read(place: Place) -> None:
+    place.engine.may_fetch.set()
+    place.reads.take(8, FAILING, 0, 3, 4711, False)
+    await trio.testing.wait_all_tasks_blocked()
+    assert place.answered() == {8: errno.EIO}
+    assert place.engine.error.__traceback__ is None
 
 
 async def test_a_read_that_no_thread_has_memory_for_is_answered_by_a_task(place: Place) -> None:

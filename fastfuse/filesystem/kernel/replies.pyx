@@ -75,8 +75,9 @@ cdef enum:
     _MOST_WAITING = 8
     # More threads are not known to help.
     _MOST_THREADS = 4
-    # No request to a file system that cannot be written is longer (`filesystem.kernel.session` sees to that). The kernel
-    # accepts no less, and fills what there is with inodes to forget, up to 16 times before the next READ.
+    # The kernel accepts no less, and fills what there is with inodes to forget, up to 16 times before the next READ. It
+    # refuses longer requests by itself: an ioctl of more than 8,120 bytes, which nobody makes, with EIO, and with E2BIG
+    # a setxattr of a mount that was made writable. No other is longer (`filesystem.kernel.session` sees to that).
     _MESSAGE_BYTES = 8 << 10
     # READs that are kept until they are answered. More than the kernel's own and a thread of each reader.
     _MOST_KEPT = 8192

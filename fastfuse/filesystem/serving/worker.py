@@ -68,8 +68,9 @@ TABLE, LOG_FILE, REQUEST, LOG_LEVEL = b"t", b"l", b"r", b"v"
 _MOST_MESSAGE_BYTES = 8192
 # A thread that GETs has 264 KiB of buffer, and 256 of stack.
 _BYTES_PER_THREAD = 2 << 20
-# Young collections between full ones; Python's default is 10. A full one looks through all that is held, and no reader
-# is served for 40 to 200 ms. Only a read that fails leaves objects that refer to themselves, about a hundred.
+# Collections of the middle generation between full ones; Python's default is 10. A full one looks through all that is
+# held, and no reader is served for 40 to 200 ms. Only a fetch that fails leaves objects that refer to themselves, about
+# fifty; `_watch_memory` has them collected before they take more than the data may.
 _COLLECTIONS = 100
 # Faults of maps whose notices wait for the one that waits for a READ, which may take until its deadline.
 _MOST_UNSENT_NOTICES = 256
