@@ -38,7 +38,7 @@ class Engine(ReadEngine):
     """Has the bytes of `AT_HAND`, fetches those of `FETCHED` when it is told to, and fails for `FAILING`."""
 
     def __init__(self) -> None:
-        self.may_fetch = trio.Event()
+        self.may_fetch, self.failure = trio.Event(), UnavailableError("503.")
         self.asked: list[int] = []  # the offsets
         self.readers: list[int] = []
         self.refused: list[int] = []  # the sizes
@@ -53,7 +53,7 @@ class Engine(ReadEngine):
         self.asked.append(offset)
         await self.may_fetch.wait()
         if inode == FAILING:
-            raise UnavailableError("503.")
+            raise self.failure
         return b"f" * size_bytes
 
     def began(self, reader: int) -> None:
@@ -144,6 +144,7 @@ async def test_what_has_to_be_fetched_is_answered_when_it_is_there(
     assert place.answered() == {7: b"fff", 8: errno.EIO}
     assert place.count("fastfuse_waiting_reads") == 0
     assert (place.count("fastfuse_requests"), place.count("fastfuse_errors", "EIO")) == (2, 1)
+    assert place.engine.failure.__traceback__ is None  # whatever its frames hold goes without a collection
     (told,) = place.reads.last_errors
     assert "failed with EIO" in told[1]
     assert told[0] <= recorder.moment()  # on the clock of the samples
