@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 import trio
 
-from fastfuse.errors import BadReplyError
+from fastfuse.errors import BadReplyError, raise_alone
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.addresses import Addresses
 from fastfuse.s3.aws import S3Session
@@ -332,7 +332,7 @@ async def _connected(host: str, port: int, silence_s: float) -> socket.socket:
         stream = await trio.open_tcp_stream(host, port)
     except BaseExceptionGroup as error:
         # Of a cancellation: callers tell `trio.Cancelled` from other errors.
-        raise error.exceptions[0] from error
+        raise_alone(error.exceptions[0])
     except RuntimeError as error:  # of the thread in which trio resolves a name
         raise NoThreadError from error
     except OSError as error:
