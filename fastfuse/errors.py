@@ -6,6 +6,7 @@ and errors of one read (`errno`, answered to the kernel). Foreign exceptions are
 """
 
 import errno as _errno
+from typing import NoReturn
 
 
 class FastfuseError(Exception):
@@ -153,6 +154,20 @@ def about(what: str, error: FastfuseError) -> FastfuseError:
 def first_of(error: Exception) -> Exception:
     """The first failure in the group that a nursery raises; the others were ended by it."""
     return first_of(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error
+
+
+def raise_alone(error: BaseException) -> NoReturn:
+    """Raise the `error` of a group that is handled, without the group: each would keep the other until a collection.
+
+    The traceback of a `FastfuseError` is dropped at once, as its frames hold what was sent.
+    """
+    if isinstance(error, FastfuseError):
+        error.__traceback__ = None
+    try:
+        raise error
+    finally:
+        error.__context__ = None
+        del error  # which holds this frame
 
 
 def errno_for(error: Exception) -> int:

@@ -12,7 +12,7 @@ from functools import partial
 
 import trio
 
-from fastfuse.errors import DeadlineError, UnavailableError
+from fastfuse.errors import DeadlineError, ReadError, UnavailableError
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead.limits import ReadaheadConfig
 from fastfuse.readahead.pace import ServicePace
@@ -101,6 +101,8 @@ class Fetches:
             raise
         except Exception as error:  # noqa: BLE001 - whatever goes wrong in the S3 client ends this read, not the mount
             self.failed(part.file.inode, error)
+            if isinstance(error, ReadError):
+                error.__traceback__ = None  # its frames hold memory, and the part, which holds it
             self._pool.fail(part, error)
         else:
             self._land(part, landed, data)

@@ -27,7 +27,7 @@ from botocore.exceptions import BotoCoreError, ConnectTimeoutError, ReadTimeoutE
 from botocore.httpsession import get_cert_path
 from botocore.loaders import Loader, create_loader
 
-from fastfuse.errors import AccessError, ConfigurationError, FastfuseError
+from fastfuse.errors import AccessError, ConfigurationError, FastfuseError, raise_alone
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.clock import ServiceClock
 from fastfuse.s3.credentials import Credentials, CredentialSource, resolve_credentials
@@ -415,7 +415,7 @@ class _HttpSession(HttpxSession):  # type: ignore[misc]  # aiobotocore has no ty
             raise
         except BaseExceptionGroup as error:
             # Of a cancellation while it connects, as in `routes`.
-            raise error.exceptions[0] from error
+            raise_alone(error.exceptions[0])
 
     def _make_async_client(self) -> httpx2.AsyncClient:
         client: httpx2.AsyncClient = super()._make_async_client()

@@ -66,11 +66,13 @@ async def resolve_credentials(session: AioSession) -> Credentials:
                 "or use --no-sign-request for a public bucket.",
             )
         frozen, expires_at = await _frozen(found)
+        parts = (frozen.access_key, frozen.secret_key, frozen.token or "")
+        is_unsendable = any(_UNSENDABLE.search(part) for part in parts)
     except (BotoCoreError, ClientError, OSError, ValueError, AttributeError, KeyError, TypeError) as error:
         # OSError: no token file, or no credential program. ValueError: an unreadable expiry time. The last three: JSON
-        # that is no object or lacks a field, or an expiry time without a zone.
+        # that is no object, lacks a field or has no text in it, or an expiry time without a zone.
         raise resolution_error(error) from safe_cause(error)
-    if any(_UNSENDABLE.search(part or "") for part in (frozen.access_key, frozen.secret_key, frozen.token)):
+    if is_unsendable:
         raise AccessError(
             "The AWS credentials hold a character that no key has, such as a line break.",
             hint="Copy them again into the environment variable or file that they come from.",

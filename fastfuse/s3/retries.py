@@ -207,4 +207,7 @@ async def _try_again(attempt: Callable[[], Awaitable[T]], last: RetryableError, 
     """Return the result of `attempt`; raise what the `last` one failed with if this one goes on until `ends_s`."""
     with trio.move_on_at(ends_s):
         return await attempt()
-    raise last.error from last.__cause__
+    try:
+        raise last.error from last.__cause__
+    finally:
+        del last  # as in `Retries._run`

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 import trio
 
-from fastfuse.errors import BadReplyError
+from fastfuse.errors import BadReplyError, raise_alone
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.addresses import Addresses
 from fastfuse.s3.aws import S3Session
@@ -332,7 +332,7 @@ async def _connected(host: str, port: int, silence_s: float) -> socket.socket:
         stream = await trio.open_tcp_stream(host, port)
     except BaseExceptionGroup as error:
         # Of a cancellation: callers tell `trio.Cancelled` from other errors.
-        raise error.exceptions[0] from error
+        raise_alone(error.exceptions[0])
     except RuntimeError as error:  # of the thread in which trio resolves a name
         raise NoThreadError from error
     except OSError as error:
@@ -389,6 +389,9 @@ async def _secured(sock: socket.socket, context: TlsContext, host: str) -> TlsCo
 def _first_reason(error: OSError) -> OSError:
     """Return the first cause of trio's error, which says only that all addresses of the host failed."""
     cause = error.__cause__
-    first = cause.exceptions[0] if isinstance(cause, ExceptionGroup) else cause
+    causes = cause.exceptions if isinstance(cause, ExceptionGroup) else [cause]
+    for one in filter(None, causes):
+        one.__traceback__ = None  # its frames hold a list that holds it: 1.5 KB for each attempt in an outage
+    first = causes[0]
     number = first.errno if isinstance(first, OSError) else None
     return OSError(number, os.strerror(number)) if number else OSError(str(error))

@@ -42,7 +42,7 @@ async def in_thread(work: Callable[[], T]) -> T:
         NoThreadError: `work` will not be called.
     """
     task, token = trio.lowlevel.current_task(), trio.lowlevel.current_trio_token()
-    results, errors, is_waiting = list[T](), list[BaseException](), True
+    results, errors, is_waiting, is_given_up = list[T](), list[BaseException](), True, False
 
     def call() -> None:
         try:
@@ -56,12 +56,12 @@ async def in_thread(work: Callable[[], T]) -> T:
         if is_waiting:
             is_waiting = False
             trio.lowlevel.reschedule(task)
-        else:
+        elif is_given_up:
             errors.clear()  # nobody raises it, and the frames of its traceback hold it, and the memory
 
     def give_up(_: object) -> trio.lowlevel.Abort:
-        nonlocal is_waiting
-        is_waiting = False
+        nonlocal is_waiting, is_given_up
+        is_waiting, is_given_up = False, True
         return trio.lowlevel.Abort.SUCCEEDED
 
     try:

@@ -29,6 +29,7 @@ from fastfuse.errors import (
     ServiceError,
     UploadGoneError,
     WriteConflictError,
+    raise_alone,
 )
 from fastfuse.objects import EMPTY_ETAG, bare_etag
 from fastfuse.s3.aws import S3Session
@@ -331,7 +332,7 @@ class ObjectWriter:
                     size_bytes += len(body)
                     nursery.start_soon(send, parts[-1], body)
         except BaseExceptionGroup as group:  # with `trio.Cancelled`, too, if a part failed at that moment
-            raise group.exceptions[0] from group
+            raise_alone(group.exceptions[0])
         return parts, digests, size_bytes
 
     async def _abort(self, upload_id: str, deadline_s: float = _UPLOAD_DEADLINE_S) -> None:

@@ -94,9 +94,10 @@ async def test_after_a_failure_a_sequential_reader_gets_what_it_asks_for_and_no_
 
 async def test_a_failed_readahead_fails_no_read_and_is_fetched_again_on_demand() -> None:
     async with running() as (engine, reader):
-        reader.failures["a", 16 * KIB] = UnavailableError("503")
+        reader.failures["a", 16 * KIB] = failure = UnavailableError("503")
         await engine.read(1, REF, 0, 4 * KIB)
         await settled()
+        assert failure.__traceback__ is None  # nothing is kept until a collection
         assert await engine.read(1, REF, 16 * KIB, 4 * KIB) == BYTES[16 * KIB : 20 * KIB]
         assert [start for start, _ in reader.ranges("a")].count(16 * KIB) == 2
 
@@ -104,8 +105,9 @@ async def test_a_failed_readahead_fails_no_read_and_is_fetched_again_on_demand()
 async def test_a_defect_in_the_store_fails_the_read_and_not_the_mount() -> None:
     async with running() as (engine, reader):
         reader.failures["a", MIB] = ZeroDivisionError("defect")
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(ZeroDivisionError) as caught:
             await engine.read(1, REF, MIB, 4 * KIB)
+        assert caught.traceback[-1].name == "get"  # the log shows where it came from
         assert await engine.read(1, REF, 0, 10) == BYTES[:10]
 
 

@@ -52,7 +52,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import TASK_BYTES, Connection, Patience
-from fastfuse.s3.routes import Route
+from fastfuse.s3.routes import Route, _connected
 from tests.s3 import hostile
 from tests.s3.canned import Target, canned_server, chunks
 from tests.s3.certificates import issue
@@ -265,6 +265,23 @@ async def test_an_attempt_that_failed_keeps_no_memory_until_a_collection(
         finally:
             gc.enable()
     assert len(taken) == 2
+
+
+async def test_a_connection_that_is_refused_leaves_nothing_until_a_collection() -> None:
+    def refusals() -> int:
+        return sum(isinstance(one, ConnectionRefusedError) for one in gc.get_objects())
+
+    gc.collect()
+    before = refusals()
+    gc.disable()
+    try:
+        for _ in range(2):
+            with pytest.raises(ConnectionRefusedError):
+                await _connected("127.0.0.1", 1, 1.0)
+        await trio.lowlevel.checkpoint()
+        assert refusals() == before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("after_bytes", [0, 300_000])

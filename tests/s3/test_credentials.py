@@ -112,7 +112,13 @@ async def test_a_credential_process_that_fails_does_not_show_what_it_printed(aws
 
 @pytest.mark.parametrize(
     "printed",
-    ["keys", "[]", '{"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "s", "Expiration": "2099-01-01T00:00:00"}'],
+    [
+        "keys",
+        "[]",
+        '{"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "s", "Expiration": "2099-01-01T00:00:00"}',
+        '{"Version": 1, "AccessKeyId": null, "SecretAccessKey": "s"}',
+        '{"Version": 1, "AccessKeyId": "a", "SecretAccessKey": 5}',
+    ],
 )
 async def test_a_credential_process_that_prints_something_else_is_told(
     aws_environment: Path, tmp_path: Path, printed: str

@@ -11,6 +11,7 @@ import pytest
 import trio
 import trio.testing
 
+from fastfuse.s3 import threads
 from fastfuse.s3.threads import NoThreadError, in_thread
 
 # More than `trio.to_thread` has threads for.
@@ -64,6 +65,18 @@ async def test_nothing_is_kept_of_a_work_that_is_done_be_it_failed(fails: bool, 
                 await trio.lowlevel.checkpoint()
     finally:
         gc.enable()
+
+
+async def test_the_error_of_a_work_is_raised_though_the_loop_is_told_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernel had no memory to wake the loop."""
+
+    def tell_twice(token: trio.lowlevel.TrioToken, call: Callable[..., object]) -> None:
+        for _ in range(2):
+            token.run_sync_soon(call)
+
+    monkeypatch.setattr(threads, "run_soon", tell_twice)
+    with pytest.raises(ZeroDivisionError):
+        await in_thread(lambda: 1 // 0)
 
 
 async def test_who_is_cancelled_waits_no_more_and_the_work_is_done_all_the_same() -> None:

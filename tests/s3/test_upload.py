@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -627,6 +627,30 @@ async def test_an_attempt_that_failed_does_not_keep_its_body(monkeypatch: pytest
             finally:
                 gc.enable()
     assert references[0] == references[1]
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_an_upload_that_failed_keeps_no_piece(monkeypatch: pytest.MonkeyPatch, *, is_cancelled: bool) -> None:
+    async def request(_: ObjectWriter, operation: str, **arguments: object) -> dict[str, object]:
+        if operation != "upload_part":
+            return {"UploadId": "id"}
+        if is_cancelled:
+            scope.cancel()
+            await trio.sleep_forever()
+        raise ServiceError(f"no answer to {len(arguments)} arguments")
+
+    monkeypatch.setattr(ObjectWriter, "_request", request)
+    pieces = [os.urandom(1000) for _ in PARTS]
+    before = [sys.getrefcount(piece) for piece in pieces]
+    async with writing("http://127.0.0.1:1", "key") as (_, writer):
+        gc.disable()
+        try:
+            with trio.CancelScope() as scope, suppress(ServiceError):
+                await writer.stream(pieces_of(*pieces))
+            await trio.lowlevel.checkpoint()  # until then trio keeps the last cancellation
+            assert [sys.getrefcount(piece) for piece in pieces] == before
+        finally:
+            gc.enable()
 
 
 async def test_a_body_goes_in_large_chunks(moto_server: S3Server, fd: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,8 @@ def answered(
         except FastfuseError as error:
             number = errno_for(error)
             self.outcomes.count(number)
-            raise pyfuse3.FUSEError(number) from error
+            # Its frames hold memory, and a part may hold it (`readahead.fetches`).
+            raise pyfuse3.FUSEError(number) from error.with_traceback(None)
         except Exception as error:
             self.outcomes.count_bug(handler.__name__, error)
             raise pyfuse3.FUSEError(errno.EIO) from error

@@ -202,8 +202,6 @@ class Reads:
                 data = await self.watched.read(Read(inode, offset, size_bytes), process, read)
         except pyfuse3.FUSEError as refusal:
             replies.refuse(number, refusal.errno)
-            if refusal.__cause__ is not None:
-                refusal.__cause__.__traceback__ = None  # its frames hold it, and so may a part that stays for long
         else:
             replies.answer(number, data)
         finally:
