@@ -69,8 +69,8 @@ _MOST_MESSAGE_BYTES = 8192
 # A thread that GETs has 264 KiB of buffer, and 256 of stack.
 _BYTES_PER_THREAD = 2 << 20
 # Collections of the middle generation between full ones; Python's default is 10. A full one looks through all that is
-# held, and no reader is served for 40 to 200 ms. Only a fetch that fails leaves objects that refer to themselves, about
-# fifty; `_watch_memory` has them collected before they take more than the data may.
+# held, and no reader is served for 40 to 200 ms. Hardly anything refers to itself; `_watch_memory` has it collected
+# before it takes more than the data may.
 _COLLECTIONS = 100
 # Faults of maps whose notices wait for the one that waits for a READ, which may take until its deadline.
 _MOST_UNSENT_NOTICES = 256
