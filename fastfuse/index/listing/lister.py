@@ -12,6 +12,7 @@ continuation tokens.
 import logging
 import operator
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Final
 
@@ -97,7 +98,9 @@ class _Lister:
         if folder != path and not page.keys:
             return await self._one_object(path)
         if folder != path:
-            self._warn_of_neighbours(f"the folder {folder}", await self._neighbours())
+            # The right to list may end at the folder, and the mount needs no more.
+            with suppress(FastfuseError):
+                self._warn_of_neighbours(f"the folder {folder}", await self._neighbours())
         return await self._all_pages(folder, page, folder)
 
     async def list_key_names(self) -> TableBuilder:

@@ -428,11 +428,17 @@ class WithoutFolders(PagedStore):
         return await super().list(bucket, **arguments)
 
 
-@pytest.mark.parametrize("is_silent", [False, True], ids=["refused", "never answered"])
-async def test_a_listing_can_do_without_folder_names(is_silent: bool, autojump_clock: trio.testing.MockClock) -> None:
+@pytest.mark.parametrize(
+    ("path", "is_silent"),
+    [("data/", False), ("data/", True), ("data", False)],
+    ids=["refused", "never answered", "refused, and so are neighbours"],
+)
+async def test_a_listing_can_do_without_folder_names(
+    path: str, is_silent: bool, autojump_clock: trio.testing.MockClock
+) -> None:
     with trio.fail_after(1):
         listing = await list_source(
-            WithoutFolders([key.encode() for key in KEYS], 3, is_silent=is_silent), S3Uri("b", "data/")
+            WithoutFolders([key.encode() for key in KEYS], 3, is_silent=is_silent), S3Uri("b", path)
         )
     assert sorted(files_of(listing.table)) == [key.removeprefix("data/") for key in KEYS]
 
