@@ -89,7 +89,8 @@ class _Lister:
         self._progress = progress
         self._allow_empty = allow_empty
         # Every continuation token that was followed: a token that comes back would make the listing endless.
-        self._tokens: set[str] = set()
+        # Another listing may have the same, where a token is the last key.
+        self._tokens: set[tuple[str, str, str]] = set()
 
     async def list_folder_or_object(self) -> TableBuilder:
         """Take the source by clause N1."""
@@ -215,10 +216,11 @@ class _Lister:
         """Return the page `after` another, by its continuation token or else by its last name."""
         token = after.next_token if after else ""
         last_name = _last_name(after) if after and not token else b""
-        if token in self._tokens:
+        followed = (prefix, delimiter, token)
+        if followed in self._tokens:
             raise ServiceError(f"{_STUCK}: the service sends the same continuation token again")
         if token:
-            self._tokens.add(token)
+            self._tokens.add(followed)
         try:
             start_after = last_name.decode()
         except UnicodeDecodeError as error:
