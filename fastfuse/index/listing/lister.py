@@ -18,7 +18,7 @@ from typing import Final
 
 import trio
 
-from fastfuse.errors import AccessError, EmptySourceError, FastfuseError, ServiceError, first_of
+from fastfuse.errors import AccessError, EmptySourceError, FastfuseError, ServiceError, first_of, raise_alone
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.listing.acceptance import (
     ALLOW_EMPTY_HINT,
@@ -127,8 +127,10 @@ class _Lister:
             await _Sweep(self._pager, prefix, builder, self._progress).run(first)
         except _UnorderedListingError:
             _log.info("the service does not list in key order: listing %s one page at a time", self._source)
-            return await self._all_pages_serially(prefix, first, key_prefix)
-        return builder
+        else:
+            return builder
+        del builder  # and the error, with its frames: their listing and the next one may not fit into memory together
+        return await self._all_pages_serially(prefix, first, key_prefix)
 
     async def _all_pages_serially(self, prefix: str, page: Page, key_prefix: str) -> TableBuilder:
         builder = TableBuilder(self._source.bucket, key_prefix)
@@ -268,7 +270,7 @@ class _Sweep:
             await self._run(first)
         except ExceptionGroup as group:
             # Spans fail side by side; the first failure ended the others.
-            raise first_of(group) from group
+            raise_alone(first_of(group))
 
     async def _run(self, first: Page) -> None:
         (span,) = self._frontier.active

@@ -1,7 +1,9 @@
 """The lister over pages of a test, our server and others: the table of a serial listing or an error."""
 
+import gc
 import hashlib
 import re
+import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -458,6 +460,24 @@ async def test_keys_that_are_not_utf8_are_listed_by_tokens() -> None:
     listing = await list_source(PagedStore(keys, 4), S3Uri("b", "data/"))
     assert listing.refusals.total == 30
     assert listing.table.metadata.file_count == len(KEYS)
+
+
+async def test_what_was_listed_in_vain_is_freed_before_the_next_listing_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[weakref.ref[TableBuilder]] = []
+
+    class Builder(TableBuilder):
+        def __init__(self, bucket: str, key_prefix: str) -> None:
+            assert [builder() for builder in begun] in ([], [None])
+            super().__init__(bucket, key_prefix)
+            begun.append(weakref.ref(self))
+
+    monkeypatch.setattr("fastfuse.index.listing.lister.TableBuilder", Builder)
+    gc.disable()  # as in the process that lists
+    try:
+        await list_source(PagedStore([*(key.encode() for key in KEYS), b"data/\xff"], 4), S3Uri("b", "data/"))
+    finally:
+        gc.enable()
+    assert len(begun) == 2
 
 
 async def test_a_key_that_was_not_asked_for_ends_a_parallel_listing() -> None:
