@@ -12,12 +12,13 @@ continuation tokens.
 import logging
 import operator
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Final
 
 import trio
 
-from fastfuse.errors import AccessError, EmptySourceError, FastfuseError, ServiceError, first_of
+from fastfuse.errors import AccessError, EmptySourceError, FastfuseError, ServiceError, first_of, raise_alone
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.listing.acceptance import (
     ALLOW_EMPTY_HINT,
@@ -88,7 +89,8 @@ class _Lister:
         self._progress = progress
         self._allow_empty = allow_empty
         # Every continuation token that was followed: a token that comes back would make the listing endless.
-        self._tokens: set[str] = set()
+        # Another listing may have the same, where a token is the last key.
+        self._tokens: set[tuple[str, str, str]] = set()
 
     async def list_folder_or_object(self) -> TableBuilder:
         """Take the source by clause N1."""
@@ -97,7 +99,9 @@ class _Lister:
         if folder != path and not page.keys:
             return await self._one_object(path)
         if folder != path:
-            self._warn_of_neighbours(f"the folder {folder}", await self._neighbours())
+            # The right to list may end at the folder, and the mount needs no more.
+            with suppress(FastfuseError):
+                self._warn_of_neighbours(f"the folder {folder}", await self._neighbours())
         return await self._all_pages(folder, page, folder)
 
     async def list_key_names(self) -> TableBuilder:
@@ -123,8 +127,10 @@ class _Lister:
             await _Sweep(self._pager, prefix, builder, self._progress).run(first)
         except _UnorderedListingError:
             _log.info("the service does not list in key order: listing %s one page at a time", self._source)
-            return await self._all_pages_serially(prefix, first, key_prefix)
-        return builder
+        else:
+            return builder
+        del builder  # and the error, with its frames: their listing and the next one may not fit into memory together
+        return await self._all_pages_serially(prefix, first, key_prefix)
 
     async def _all_pages_serially(self, prefix: str, page: Page, key_prefix: str) -> TableBuilder:
         builder = TableBuilder(self._source.bucket, key_prefix)
@@ -212,10 +218,11 @@ class _Lister:
         """Return the page `after` another, by its continuation token or else by its last name."""
         token = after.next_token if after else ""
         last_name = _last_name(after) if after and not token else b""
-        if token in self._tokens:
+        followed = (prefix, delimiter, token)
+        if followed in self._tokens:
             raise ServiceError(f"{_STUCK}: the service sends the same continuation token again")
         if token:
-            self._tokens.add(token)
+            self._tokens.add(followed)
         try:
             start_after = last_name.decode()
         except UnicodeDecodeError as error:
@@ -263,7 +270,7 @@ class _Sweep:
             await self._run(first)
         except ExceptionGroup as group:
             # Spans fail side by side; the first failure ended the others.
-            raise first_of(group) from group
+            raise_alone(first_of(group))
 
     async def _run(self, first: Page) -> None:
         (span,) = self._frontier.active

@@ -73,7 +73,7 @@ def decoded(data: bytes, name: str, first_line: int = 1) -> str:
     try:
         return data.decode("utf-8-sig" if first_line == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        before = JsonText(data[: error.start].decode("utf-8", "replace"), name, first_line)
+        before = JsonText(error.object[: error.start].decode(), name, first_line)
         before.fail(len(before.text), "this is not UTF-8", hint="save the file as UTF-8")
 
 

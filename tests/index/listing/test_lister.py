@@ -1,6 +1,9 @@
 """The lister over pages of a test, our server and others: the table of a serial listing or an error."""
 
+import gc
 import hashlib
+import re
+import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -304,16 +307,25 @@ async def test_what_begins_with_the_name_of_the_mounted_folder_or_object_is_told
     assert caplog.messages == ([told] if taken_as else [])
 
 
+class Ungrouped(PagedStore):
+    """Groups below a folder only, as nanio does, and a token says only how many names came before."""
+
+    async def list(self, bucket: str, **arguments: Any) -> bytes:  # noqa: ANN401 - as the caller gives
+        return re.sub(rb":\d+<", b"<", await super().list(bucket, **arguments))
+
+    def _names(self, prefix: bytes, delimiter: bytes) -> Sequence[bytes]:
+        return super()._names(prefix, delimiter if prefix.endswith(b"/") else b"")
+
+
+async def test_a_token_that_another_listing_had_is_followed() -> None:
+    listing = await list_source(Ungrouped([b"train/a", b"train/b", b"train/\xff"], page_keys=1), S3Uri("b", "train"))
+    assert sorted(files_of(listing.table)) == ["a", "b"]
+
+
 @pytest.mark.parametrize("others", [[], ["train0"]])
 async def test_a_service_that_does_not_group_keys_gives_no_wrong_neighbours(
     others: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Ungrouped(PagedStore):
-        """Groups below a folder only, as nanio does."""
-
-        def _names(self, prefix: bytes, delimiter: bytes) -> Sequence[bytes]:
-            return super()._names(prefix, delimiter if prefix.endswith(b"/") else b"")
-
     keys = ["train/a", "train/b", "train/c", *others]
     pages = Ungrouped([key.encode() for key in keys], page_keys=1)
     listing = await list_source(pages, S3Uri("bucket", "train"), is_key_name_prefix=True)
@@ -428,11 +440,17 @@ class WithoutFolders(PagedStore):
         return await super().list(bucket, **arguments)
 
 
-@pytest.mark.parametrize("is_silent", [False, True], ids=["refused", "never answered"])
-async def test_a_listing_can_do_without_folder_names(is_silent: bool, autojump_clock: trio.testing.MockClock) -> None:
+@pytest.mark.parametrize(
+    ("path", "is_silent"),
+    [("data/", False), ("data/", True), ("data", False)],
+    ids=["refused", "never answered", "refused, and so are neighbours"],
+)
+async def test_a_listing_can_do_without_folder_names(
+    path: str, is_silent: bool, autojump_clock: trio.testing.MockClock
+) -> None:
     with trio.fail_after(1):
         listing = await list_source(
-            WithoutFolders([key.encode() for key in KEYS], 3, is_silent=is_silent), S3Uri("b", "data/")
+            WithoutFolders([key.encode() for key in KEYS], 3, is_silent=is_silent), S3Uri("b", path)
         )
     assert sorted(files_of(listing.table)) == [key.removeprefix("data/") for key in KEYS]
 
@@ -442,6 +460,24 @@ async def test_keys_that_are_not_utf8_are_listed_by_tokens() -> None:
     listing = await list_source(PagedStore(keys, 4), S3Uri("b", "data/"))
     assert listing.refusals.total == 30
     assert listing.table.metadata.file_count == len(KEYS)
+
+
+async def test_what_was_listed_in_vain_is_freed_before_the_next_listing_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[weakref.ref[TableBuilder]] = []
+
+    class Builder(TableBuilder):
+        def __init__(self, bucket: str, key_prefix: str) -> None:
+            assert [builder() for builder in begun] in ([], [None])
+            super().__init__(bucket, key_prefix)
+            begun.append(weakref.ref(self))
+
+    monkeypatch.setattr("fastfuse.index.listing.lister.TableBuilder", Builder)
+    gc.disable()  # as in the process that lists
+    try:
+        await list_source(PagedStore([*(key.encode() for key in KEYS), b"data/\xff"], 4), S3Uri("b", "data/"))
+    finally:
+        gc.enable()
+    assert len(begun) == 2
 
 
 async def test_a_key_that_was_not_asked_for_ends_a_parallel_listing() -> None:

@@ -90,6 +90,8 @@ def test_the_longest_key_is_none_too_long() -> None:
 def test_bytes_that_are_no_text_are_told_with_their_place() -> None:
     with pytest.raises(ConfigurationError, match=r"^m:4:3: this is not UTF-8$"):
         decoded("é\néé\xff".encode("latin-1").replace(b"\xe9", "é".encode()), "m", 3)
+    with pytest.raises(ConfigurationError, match=r"^m:1:3: this is not UTF-8$"):
+        decoded(b"\xef\xbb\xbfab\xff", "m")  # editors do not count the mark at the beginning
     assert decoded(b"\xef\xbb\xbf[]", "m") == "[]"
 
 
