@@ -472,7 +472,7 @@ static inline int direct_get(
 {
     char request[DIRECT_REQUEST_BYTES], *end = NULL;
     direct_text headers[DIRECT_NAMES];
-    size_t done = 0, head_bytes = 0, body_bytes = object->target ? 0 : object->size_bytes;
+    size_t done = 0, body_bytes = object->target ? 0 : object->size_bytes;
     size_t whole = DIRECT_HEAD_BYTES + body_bytes;
     int64_t began_ns = direct_now_ns(), patience_ns = object->target ? route->part_patience_ns : route->patience_ns;
     int64_t ends_ns = began_ns + (object->target ? route->part_limit_ns / 3 : DIRECT_MOST_SILENCES * patience_ns);
@@ -501,7 +501,7 @@ static inline int direct_get(
         done += count;
         if (!end) {
             size_t from = done - count > 3 ? done - count - 3 : 0;
-            if (!head_bytes++)
+            if (done == (size_t) count)
                 *first_byte_ns = direct_now_ns() - began_ns;
             end = memmem(data + from, (done < DIRECT_HEAD_BYTES ? done : DIRECT_HEAD_BYTES) - from, "\r\n\r\n", 4);
             if (end) {

@@ -97,8 +97,7 @@ cdef bint begin_queued(Thread *thread) noexcept nogil:
     object.path_bytes, object.etag_bytes, object.size_bytes = one.path_bytes, one.etag_bytes, one.data.len
     memcpy(object.path, one.names, one.path_bytes)
     memcpy(object.etag, one.names + one.path_bytes, one.etag_bytes)
-    object.target = NULL
-    thread.job.unique, thread.job.inode, thread.job.asked_bytes = 0, one.inode, 0
+    object.target, thread.job.inode = NULL, one.inode
     thread.object_id, thread.seed, thread.is_missing = one.object_id, one.seed, False
     ahead_in_flight += 1
     hand_over(thread)
