@@ -44,9 +44,10 @@ _SECRETS: Final = (
     re.compile(r"(://[^/\s:@]*:)[^/\s@]+(?=@)"),
 )
 # C0, DEL and C1, and the two line separators of Unicode: an object key must not forge a line or drive a terminal.
+# Surrogates stand for bytes of a path that are no UTF-8, and syslog takes nothing else.
 _CONTROLS: Final = {
     code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
-    for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
+    for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0xD800, 0xE000))
 }
 
 
@@ -343,7 +344,7 @@ def _open_log(path: str, flags: int) -> int:
         with suppress(OSError):  # a file system without modes; elsewhere, the umask may have taken the group's right
             os.fchmod(fd, _LOG_MODE)
     except FileExistsError:
-        fd = os.open(path, flags)
+        fd = os.open(path, flags, _LOG_MODE)  # a link may lead to a file that is missing
     return fd
 
 

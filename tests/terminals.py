@@ -63,12 +63,14 @@ class Terminal:
 
 
 @contextmanager
-def terminal(*words: str, columns: int = 80, settings: Mapping[str, str] | None = None) -> Iterator[Terminal]:
-    """Run ``fastfuse WORDS`` on a terminal; `settings` are environment variables."""
+def terminal(
+    *words: str, columns: int = 80, settings: Mapping[str, str] | None = None, redirection: str = ""
+) -> Iterator[Terminal]:
+    """Run ``fastfuse WORDS`` on a terminal; `settings` are environment variables, `redirection` is the shell's."""
     fd, command_fd = os.openpty()
     fcntl.ioctl(command_fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = Forked[bytes](
-        [sys.executable, "-m", "fastfuse", *words],
+        ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "fastfuse", *words],
         env={**_ENVIRONMENT, "TERM": "xterm-256color", **(settings or {})},
         stdin=command_fd, stdout=command_fd, stderr=command_fd, start_new_session=True,
     )  # fmt: skip

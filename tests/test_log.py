@@ -160,8 +160,8 @@ def test_a_daemon_without_a_file_logs_to_syslog_as_fastfuse_and_leaves_the_time_
         syslog.bind(str(tmp_path / "log"))
         syslog.setblocking(False)
         assert configure(LogConfig(), syslog=tmp_path / "log")
-        logging.getLogger("fastfuse.x").info("mounted")
-        assert syslog.recv(1024).rstrip(b"\0") == b"<30>fastfuse: INFO fastfuse.x: mounted"
+        logging.getLogger("fastfuse.x").info("mounted %s", os.fsdecode(b"/mnt/\xff"))
+        assert syslog.recv(1024).rstrip(b"\0") == b"<30>fastfuse: INFO fastfuse.x: mounted /mnt/\\udcff"
 
 
 def test_lines_that_nobody_reads_are_lost_and_counted(tmp_path: Path) -> None:
@@ -344,8 +344,10 @@ def test_an_error_is_a_sentence_and_a_hint_or_as_json_a_record_of_the_log() -> N
     assert fields.items() >= wanted.items()
 
 
-def test_a_log_file_is_not_for_everybody_whichever_process_creates_it(tmp_path: Path) -> None:
-    path = tmp_path / "log"
+@pytest.mark.parametrize("name", ["log", "link"])
+def test_a_log_file_is_not_for_everybody_whichever_process_creates_it(tmp_path: Path, name: str) -> None:
+    (tmp_path / "link").symlink_to("log-1")
+    path = tmp_path / name
     before = os.umask(0)
     try:
         configure(LogConfig(file=path))

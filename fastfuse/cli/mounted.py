@@ -52,6 +52,8 @@ def unmount(
     uid = None if of_all_users else os.geteuid()
     kept: list[FastfuseError] = []
     for path in mounts.fastfuse_mounts(uid) if mountpoint is None else [mountpoint]:
+        if mountpoint is None and path not in mounts.fastfuse_mounts(uid):
+            continue  # it went with one before, where mounts propagate, or with its process
         try:
             users = mounts.unmount(path, lazy=lazy)
         except FastfuseError as error:

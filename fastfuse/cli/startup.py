@@ -136,21 +136,25 @@ def open_standard_streams() -> None:
 
 
 def fork() -> Startup:
-    """Return in the child only. The parent waits, and exits 0 once the child is ready, else with the child's code."""
+    """Return in the child only. The parent waits, and exits 0 once the child is ready, else with the child's code.
+
+    Raises:
+        NoRoomError: the system has no room for another process.
+    """
+    from fastfuse.filesystem.processes import children
+
     reader, writer = os.pipe()
     # A signal between the fork and `_wait` would end the parent alone.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-    child = os.fork()
+    child = children.fork()
     if child:
         os.close(writer)
         _wait(child, reader, before)
     os.close(reader)
-    from fastfuse.filesystem.processes.children import UNHEEDED, ignore_unheeded
-
     if fd := os.environ.pop(PROGRAM_FD, ""):
         _end_with_program(int(fd))
-    UNHEEDED.update({signal.SIGINT, signal.SIGHUP})  # the terminal's, which the parent heeds
-    ignore_unheeded()
+    children.UNHEEDED.update({signal.SIGINT, signal.SIGHUP})  # the terminal's, which the parent heeds
+    children.ignore_unheeded()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     for name, path in os.environ.items():
         is_of_aws = name.startswith("AWS_") and name.endswith(("_FILE", "_BUNDLE"))

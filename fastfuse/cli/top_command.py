@@ -216,7 +216,7 @@ def top(mountpoint: Path | None, *, every_s: float) -> int:
 
 def _show(watch: "_Watch", live: Live) -> None:
     look, sort, is_paused = Look(watch.status), "w", False
-    keys = [sys.stdin.fileno()] if sys.stdin.isatty() else []
+    keys = [0] if os.isatty(0) else []  # not sys.stdin, which is None where it was closed
     while is_mounted(watch.entry.path, watch.entry.device):
         live.update(Screen(look, time.time(), sort, is_paused), refresh=True)
         if watch.wait_for_news(keys, _REDRAW_S):
@@ -318,16 +318,16 @@ def the_only_mount(who: str) -> Path:
 def _single_keys() -> Iterator[None]:
     """Take single keys from a terminal, and leave it as it was also after SIGTERM."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    if not sys.stdin.isatty():
+    if not os.isatty(0):
         yield
         return
-    before = termios.tcgetattr(sys.stdin)
+    before = termios.tcgetattr(0)
     try:
-        tty.setcbreak(sys.stdin)
+        tty.setcbreak(0)
         yield
     finally:
         with suppress(termios.error):  # the terminal may have gone
-            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+            termios.tcsetattr(0, termios.TCSADRAIN, before)
 
 
 def _pressed(keys: list[int]) -> str:

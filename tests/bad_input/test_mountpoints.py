@@ -135,7 +135,7 @@ def test_an_ordinary_user_and_a_place_of_somebody_else(unasked: LoopbackServer, 
 
 
 def test_an_ordinary_user_mounts_reads_and_unmounts_with_fusermount3(server: LoopbackServer, place: Path) -> None:
-    mount = " ".join(command(server, place, "--daemon", "--log-file", str(place.parent / "log")))
+    mount = " ".join(command(server, place, "--daemon", "--allow-other", "--log-file", str(place.parent / "log")))
     script = f"""
     {mount}
     kill -9 $({sys.executable} -m fastfuse status {place} | sed -n 's/.*, process //p')
@@ -147,7 +147,8 @@ def test_an_ordinary_user_mounts_reads_and_unmounts_with_fusermount3(server: Loo
     """
     (place.parent / "log").touch()
     os.chown(place.parent / "log", NOBODY, NOBODY)
-    done = run(in_namespace(as_nobody(["sh", "-e", "-c", script]), DEV_FUSE_FOR_ALL))
+    permission = "echo 'user_allow_other  # for all' > /mnt/fuse.conf; mount --bind /mnt/fuse.conf /etc/fuse.conf"
+    done = run(in_namespace(as_nobody(["sh", "-e", "-c", script]), f"{DEV_FUSE_FOR_ALL}\n{permission}"))
     log = (place.parent / "log").read_text()
     assert (done.returncode, done.stdout) == (0, f"data of a {NOBODY} 444\nunmounted {place}\n"), done.stderr + log
     assert "Traceback" not in log

@@ -428,17 +428,23 @@ class TestUnmount:
         return set()
 
     @pytest.fixture
-    def unmounted(self, monkeypatch: pytest.MonkeyPatch, busy: set[Path]) -> Calls:
+    def places(self) -> list[Path]:
+        return [Path("/mnt/a"), Path("/mnt/b")]
+
+    @pytest.fixture
+    def unmounted(self, monkeypatch: pytest.MonkeyPatch, busy: set[Path], places: list[Path]) -> Calls:
         calls: Calls = []
 
         def unmount(path: Path, *, lazy: bool = False) -> list[Path]:
             if path in busy:
                 raise MountError(f"{path} cannot be unmounted: Device or resource busy", hint="close its files")
             calls.append((path, lazy))
+            if path in places:
+                places[:] = (place for place in places if place != path)
             return []
 
         def fastfuse_mounts(uid: int | None) -> list[Path]:
-            return [Path("/mnt/a"), Path("/mnt/b"), *([Path("/mnt/theirs")] if uid is None else [])]
+            return [*places, *([Path("/mnt/theirs")] if uid is None else [])]
 
         stand_in(
             monkeypatch, "fastfuse.filesystem.mounting.mountpoint", unmount=unmount, fastfuse_mounts=fastfuse_mounts
@@ -454,8 +460,13 @@ class TestUnmount:
         assert unmounted == [(Path("/mnt/a"), True), (Path("/mnt/b"), True)]
         assert capsys.readouterr().out == "unmounted /mnt/a\nunmounted /mnt/b\n"
 
+    def test_a_place_that_went_with_another_is_no_error(self, unmounted: Calls, places: list[Path]) -> None:
+        places.insert(1, Path("/mnt/a"))  # a shared mount that is bound onto itself shows each below it twice
+        assert main(["unmount", "--all"]) == 0
+        assert unmounted == [(Path("/mnt/a"), False), (Path("/mnt/b"), False)]
+
     def test_a_busy_mount_keeps_no_other(
-        self, unmounted: Calls, busy: set[Path], capsys: pytest.CaptureFixture[str]
+        self, unmounted: Calls, busy: set[Path], places: list[Path], capsys: pytest.CaptureFixture[str]
     ) -> None:
         busy.add(Path("/mnt/a"))
         assert main(["unmount", "--all"]) == 5
@@ -464,6 +475,7 @@ class TestUnmount:
         assert out == "unmounted /mnt/b\n"
         assert "/mnt/a cannot be unmounted: Device or resource busy\nhint: close its files" in err
         busy.add(Path("/mnt/b"))
+        places.append(Path("/mnt/b"))
         assert main(["unmount", "--all"]) == 5
         assert "/mnt/a cannot be unmounted: Device or resource busy; /mnt/b cannot be" in capsys.readouterr().err
 

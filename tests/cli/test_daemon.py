@@ -233,6 +233,14 @@ def test_a_child_that_ends_before_readiness_without_a_word_is_reported(daemon: D
     assert failed.stderr == f"fastfuse: error: the daemon was {how} before the mount was ready\n"
 
 
+def test_a_system_without_room_for_the_daemon_is_reported(daemon: Daemon) -> None:
+    python, option, driver, *words = daemon.command("return 0")
+    refusing = "import os\ndef refuse(): raise BlockingIOError(11, os.strerror(11))\nos.fork = refuse\n"
+    failed = run_forked([python, option, refusing + driver, *words], os.environ)
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("fastfuse: error: no process can be started: Resource temporarily unavailable\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_interrupting_the_wait_ends_the_child_too(daemon: Daemon, number: signal.Signals) -> None:
     with daemon.waited_for("await_release(); return 0") as (parent, _):

@@ -249,8 +249,10 @@ def test_it_is_printed_once_where_it_cannot_be_redrawn(mount: Mount) -> None:
 
 
 @fuse
-def test_it_outlives_a_worker_and_ends_with_the_mount() -> None:
-    with place({"a": b"x" * 1000}) as here, terminal("top", str(here.path), "--interval", "0.1") as screen:
+@pytest.mark.parametrize("redirection", ["", "<&-"])
+def test_it_outlives_a_worker_and_ends_with_the_mount(redirection: str) -> None:
+    words = ("--interval", "0.1")
+    with place({"a": b"x" * 1000}) as here, terminal("top", str(here.path), *words, redirection=redirection) as screen:
         screen.read_until("no reads in this interval")
         os.kill(here.mount.worker(), signal.SIGKILL)
         screen.read_until("the worker tells nothing yet")

@@ -72,7 +72,7 @@ def may_allow_other() -> bool:
         lines = []
     except OSError:
         return True  # fusermount3 may read it all the same
-    return os.getuid() == 0 or "user_allow_other" in map(str.strip, lines)
+    return os.getuid() == 0 or any(line.partition("#")[0].strip() == "user_allow_other" for line in lines)
 
 
 def _may_gain_rights() -> bool:
