@@ -146,8 +146,12 @@ class _Steps:
 
     async def _list(self) -> list[Finding]:
         began_s = trio.current_time()
-        page = await Pager(self._client, self._source.bucket, Retries()).page(self._source.path)
-        self._refs = page.columns.refs(self._source.bucket)
+        pager, source = Pager(self._client, self._source.bucket, Retries()), self._source
+        # As a mount does: the right to list may end at the folder.
+        page = await pager.page(source.folder)
+        if source.folder != source.path and not page.keys:
+            page = await pager.page(source.path)
+        self._refs = page.columns.refs(source.bucket)
         more = " and more" if page.is_truncated else ""
         took_ms = (trio.current_time() - began_s) * 1000
         if not self._refs:

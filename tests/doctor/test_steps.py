@@ -27,7 +27,7 @@ from tests.terminals import terminal
 
 NAMES = ["credentials", "address", "connection", "clock", "region", "list", "get"]
 MEASURED = ["first byte", "small files", "throughput"]
-OBJECTS = {"data/large": bytes(9 << 20), "data/small": b"a", "tiny/small": b"a"}
+OBJECTS = {"data-1/of another folder": b"a", "data/large": bytes(9 << 20), "data/small": b"a", "tiny/small": b"a"}
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +66,9 @@ def failed(found: Mapping[str, Mapping[str, Any]], check: str) -> str:
     return f"{found[check]['found']}; {found[check]['remedy']}"
 
 
-def test_a_service_that_is_well(server: LoopbackServer) -> None:
-    found = asked("s3://bucket/data/", server.endpoint_url)
+@pytest.mark.parametrize("uri", ["s3://bucket/data/", "s3://bucket/data"])
+def test_a_service_that_is_well(server: LoopbackServer, uri: str) -> None:
+    found = asked(uri, server.endpoint_url)
     assert [*found] == NAMES + MEASURED
     assert {name: one["level"] for name, one in found.items() if name in NAMES} == dict.fromkeys(NAMES, "ok")
     assert "2 objects" in found["list"]["found"]
