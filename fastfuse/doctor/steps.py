@@ -147,7 +147,7 @@ class _Steps:
     async def _list(self) -> list[Finding]:
         began_s = trio.current_time()
         pager, source = Pager(self._client, self._source.bucket, Retries()), self._source
-        # As a mount does: the right to list may end at the folder.
+        # A mount lists the folder first, too: the right to list may end there.
         page = await pager.page(source.folder)
         if source.folder != source.path and not page.keys:
             page = await pager.page(source.path)

@@ -414,7 +414,7 @@ class _HttpSession(HttpxSession):  # type: ignore[misc]  # aiobotocore has no ty
                 raise ReadTimeoutError(endpoint_url=request.url) from error
             raise
         except BaseExceptionGroup as error:
-            # Of a cancellation while it connects, as in `routes`.
+            # A cancellation while it connects comes as a group, as in `routes`.
             raise_alone(error.exceptions[0])
 
     def _make_async_client(self) -> httpx2.AsyncClient:

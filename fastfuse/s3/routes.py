@@ -331,7 +331,7 @@ async def _connected(host: str, port: int, silence_s: float) -> socket.socket:
     try:
         stream = await trio.open_tcp_stream(host, port)
     except BaseExceptionGroup as error:
-        # Of a cancellation: callers tell `trio.Cancelled` from other errors.
+        # A cancellation comes as a group: callers tell `trio.Cancelled` from other errors.
         raise_alone(error.exceptions[0])
     except RuntimeError as error:  # of the thread in which trio resolves a name
         raise NoThreadError from error
